@@ -17,6 +17,7 @@ from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.comparison import gap_closed, group_members
 from mobatlas.evaluation.metrics import MetricSpec
+from mobatlas.evaluation.resampling import resample
 from mobatlas.features.divergences import jsd_rows
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
@@ -27,12 +28,12 @@ DRAWING = {"draws": DRAWS, "seed": list(SEED), "repeated": "by weight alone"}  #
 
 @dataclass(frozen=True)
 class WeightedPeople:
-    """Counts of training trajectories in each metric, and histograms of test people."""
+    """Counts of training and test trajectories in each metric, for surveys of one day a person."""
 
     counts: Mapping[str, sparse.csr_array]  # metric -> (training trajectories, bins)
     row: Ints  # (training trajectories,) index of the person among training people
     group: Ints  # (training people,)
-    real: Mapping[str, Floats]  # metric -> (groups, bins)
+    real: Mapping[str, list[sparse.csr_array]]  # metric -> test trajectories of each group, bins
     sizes: Ints  # (groups,) test trajectories
 
     @classmethod
@@ -42,11 +43,9 @@ class WeightedPeople:
         train = dataset.split("train")
         people = np.unique(dataset.person[train])
         test = group_members(dataset, "test").values()
-        histograms = [spec.histograms(Trajectories.of(dataset, rows)) for rows in test]
+        counted = [spec.counts(Trajectories.of(dataset, rows)) for rows in test]
         counts = spec.counts(Trajectories.of(dataset, train))
-        real = {
-            metric: np.vstack([each[metric].toarray() for each in histograms]) for metric in METRICS
-        }
+        real = {metric: [each[metric] for each in counted] for metric in METRICS}
         return cls(
             {metric: counts[metric] for metric in METRICS},
             np.searchsorted(people, dataset.person[train]),
@@ -58,30 +57,45 @@ class WeightedPeople:
     def gap_closed(self, weights: Floats) -> dict[str, float | None]:
         """Return the gap that weights (people, groups) close in each metric."""
         baseline, floor = self._ends
+        gap_error = self._gap_error
         scores = self._divergences(weights)
         return {
             metric: gap_closed(
                 float(scores[metric].mean()),
                 float(baseline[metric].mean()),
                 float(floor[metric].mean()),
-                standard_error=float((baseline[metric] - floor[metric]).std(ddof=1)),
+                standard_error=gap_error[metric],
             )
             for metric in METRICS
         }
 
+    @property
+    def _own_group(self) -> Floats:
+        """Weights (people, groups) of the people of each group alone."""
+        return (self.group[:, None] == np.arange(len(self.sizes))).astype(float)
+
     @cached_property
     def _ends(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Baseline and floor: equal weights, and the people of the group alone."""
-        own_group = (self.group[:, None] == np.arange(len(self.sizes))).astype(float)
-        return self._divergences(np.ones_like(own_group)), self._divergences(own_group)
+        return self._divergences(np.ones_like(self._own_group)), self._divergences(self._own_group)
 
-    def _divergences(self, weights: Floats) -> dict[str, Floats]:
+    @cached_property
+    def _gap_error(self) -> dict[str, float]:
+        """The standard error of the gap from baseline to floor, if test people are resampled."""
+        baseline, floor = (
+            self._divergences(weights, resampled=True)
+            for weights in (np.ones_like(self._own_group), self._own_group)
+        )
+        return {metric: float((baseline[metric] - floor[metric]).std(ddof=1)) for metric in METRICS}
+
+    def _divergences(self, weights: Floats, *, resampled: bool = False) -> dict[str, Floats]:
         """Return the mean JSD over groups of each draw, at the sizes of the test trajectories.
 
         Groups without test trajectories do not count.
         """
         # The same random numbers for all weights, so that their noise cancels in part.
         rng = np.random.default_rng(SEED)
+        other_rng = np.random.default_rng([*SEED, 1])
         scores: dict[str, list[Floats]] = {metric: [] for metric in METRICS}
         for group, size in enumerate(self.sizes.tolist()):
             expected = np.maximum(weights[self.row, group], 0)  # (training trajectories,)
@@ -91,9 +105,12 @@ class WeightedPeople:
             draw = np.repeat(np.arange(DRAWS), size)
             shape = (DRAWS, len(expected))
             repeats = sparse.csr_array((np.ones(rows.size), (draw, rows.ravel())), shape=shape)
+            drawn = np.ones((DRAWS, size))  # how often each test trajectory counts
+            if resampled:
+                drawn += resample(size, DRAWS, other_rng)
             for metric, counts in self.counts.items():
                 histograms = (repeats @ counts).toarray()  # (draws, bins)
-                real = np.broadcast_to(self.real[metric][group], histograms.shape)
+                real = np.asarray(drawn @ self.real[metric][group])
                 scores[metric].append(jsd_rows(real, histograms))
         return {metric: np.mean(values, axis=0) for metric, values in scores.items()}
 

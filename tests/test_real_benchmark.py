@@ -26,7 +26,7 @@ from bench.error_bars import (
     known_residence,
     relative_error,
 )
-from bench.people import WeightedPeople, draw_rows
+from bench.people import METRICS, WeightedPeople, draw_rows
 from bench.prediction import PredictionOptions
 from bench.real import FOUR_VISITS, RealOptions, map_tokens, real_jobs, run
 from bench.report import real as report
@@ -307,6 +307,16 @@ def test_people_of_a_group_are_at_the_floor_and_all_people_at_the_baseline(
     half = weighted.gap_closed(own + own.mean(0))["poi"]
     assert half is not None
     assert 0.1 < half < 0.9
+    # Four times as many test people of the same behaviour: half the standard error of the gap.
+    many = replace(
+        weighted,
+        real={
+            name: [sparse.vstack([each] * 4) for each in real]
+            for name, real in weighted.real.items()
+        },
+        sizes=4 * weighted.sizes,
+    )
+    assert 0.35 < many._gap_error["category"] / weighted._gap_error["category"] < 0.75
 
 
 def test_the_summary_has_a_row_for_each_kind_of_regions_and_never_mixes_models() -> None:
