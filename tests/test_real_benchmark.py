@@ -26,7 +26,7 @@ from bench.error_bars import (
     known_residence,
     relative_error,
 )
-from bench.people import METRICS, WeightedPeople, draw_rows
+from bench.people import WeightedPeople, draw_rows
 from bench.prediction import PredictionOptions
 from bench.real import FOUR_VISITS, RealOptions, map_tokens, real_jobs, run
 from bench.report import real as report
