@@ -12,6 +12,7 @@ import pytest
 
 from mobatlas import (
     CityConfig,
+    MobatlasError,
     TrajectoryDataset,
     build_regions,
     load_regions,
@@ -181,9 +182,21 @@ def test_the_level_of_a_table_from_elsewhere_is_not_used(
     there = read(city, tmp_path / "elsewhere", columns | {"place": ["elsewhere"] * 2})
     assert not there.same_population and "visits per window" not in caplog.text
     (tmp_path / "other").mkdir()
-    often = columns | {"value": [9 * means["home"]] * 2, "per": ["window"] * 2}
-    assert not read(city, tmp_path / "other", often).same_population
+
+    def as_often(times: float, **more: list[str]) -> dict[str, Any]:
+        return columns | {"value": [times * means["home"]] * 2, "per": ["window"] * 2} | more
+
+    assert not read(city, tmp_path / "other", as_often(2)).same_population
     assert "t.csv: people make" in caplog.text and "in the table, but" in caplog.text
+    caplog.clear()
+    elsewhere = {"place": ["elsewhere"] * 2}
+    (tmp_path / "often").mkdir()
+    assert not read(city, tmp_path / "often", as_often(9, **elsewhere)).same_population
+    assert "people make" not in caplog.text
+    for number, totals in enumerate((as_often(9), as_often(50, **elsewhere))):
+        (tmp_path / f"totals{number}").mkdir()
+        with pytest.raises(MobatlasError, match="whether its values are per person"):
+            read(city, tmp_path / f"totals{number}", totals)
 
 
 def test_evidence_survives_the_folder_and_stays_with_some_regions(

@@ -71,6 +71,8 @@ def read_table(
     """
     if not path.is_file():
         raise MobatlasError(f"{path}: no such file")
+    if not path.stat().st_size:
+        raise MobatlasError(f"{path}: the file is empty; give a table with rows")
     try:
         refuse_oversized(path)
         if path.suffix.lower() in (".parquet", ".pq"):

@@ -32,7 +32,6 @@ from mobatlas.regions.census import Keys, pivot
 from mobatlas.regions.composition import mixtures, refuse_negative
 from mobatlas.regions.periods import (
     check_level,
-    compare_levels,
     same_level,
     windows_per_period,
 )
@@ -89,9 +88,10 @@ def read_group_table(
     weight = (shares[known] > 0) @ regions.population_shares
     level = float(mean_over_regions(values[known], weight).sum())
     ours = level_of_dataset(dataset, feature[1], mask)
-    if not declared:
-        check_level(path, level, ours, dataset.window_days, declared=False)
     elsewhere = _is_elsewhere(path, table)
+    warnings = check_level(
+        path, level, ours, dataset.window_days, declared=declared, elsewhere=elsewhere
+    )
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
     evidence = GroupEvidence(
         path.name,
@@ -105,8 +105,7 @@ def read_group_table(
     )
     if not evidence.same_population:
         notes.append(f"{path.name}: only differences between its rows are used, not their level")
-    warnings = [] if elsewhere else compare_levels(level, ours, "table")
-    return ReportedEvidence(evidence, notes, [f"{path.name}: {each}" for each in warnings])
+    return ReportedEvidence(evidence, notes, warnings)
 
 
 def _described_rows(path: Path, names: Sequence[str], shares: Floats, notes: list[str]) -> Ints:

@@ -50,7 +50,7 @@ ASSUMPTIONS = (
 def column_names(path: Path) -> list[str]:
     """The columns of a CSV or Parquet table, or of the first one in a folder; none if unknown."""
     for file in _table_files(path)[:1]:
-        with suppress(MobatlasError):  # whoever reads the table explains the fault
+        with suppress(MobatlasError):  # the reader of the table explains the fault
             names = csv_header(file)[0] if is_csv(file) else parquet_schema(file).names
             return [name.strip() for name in names]
     return []

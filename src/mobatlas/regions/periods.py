@@ -20,6 +20,7 @@ SHARE = "share"  # the table holds shares of visits: no period applies
 MOST_DAYS = 3_660
 SAME_LEVEL = 1.5  # values of one period may differ by this factor in visits per person
 MOST_REPEATS = 3.0  # repeats at one place, and suppressed cells, explain no larger factor
+MOST_ELSEWHERE = 10.0  # as MOST_REPEATS, for people of another place or time
 LONGEST_WINDOW = 14
 DAYS_OF_A_MONTH = 28
 
@@ -79,12 +80,18 @@ def compare_levels(published: float, ours: float, where: str = "aggregates") -> 
 
 
 def check_level(
-    path: Path, published: float, ours: float, window_days: int, *, declared: bool
+    path: Path,
+    published: float,
+    ours: float,
+    window_days: int,
+    *,
+    declared: bool,
+    elsewhere: bool = False,
 ) -> list[str]:
     """Refuse a table whose visits per person and window cannot be those of the dataset.
 
     Without a declared period, values are taken per window only if they agree. The result is a
-    warning if a declared period agrees only roughly.
+    warning if a declared period agrees only roughly. People `elsewhere` may make other visits.
     """
     factor = published / max(ours, 1e-300)
     if same_level(published, ours):
@@ -101,11 +108,14 @@ def check_level(
         f"{path}: people make {published:.3g} visits per {window_days}-day window in the table, "
         f"but {ours:.3g} in the dataset"
     )
-    if not 1 / MOST_REPEATS < factor < MOST_REPEATS:
+    most = MOST_ELSEWHERE if elsewhere else MOST_REPEATS
+    if not 1 / most < factor < most:
         raise MobatlasError(
             f"{sentence}; repeated records of one stay do not explain so much. Check its period "
-            "(per), its number of people, and whether both describe the same places"
+            "(per), whether its values are per person, and whether both describe the same places"
         )
+    if elsewhere:
+        return []
     return [
         f"{sentence}: the table may "
         + ("count repeated records of one stay" if factor > 1 else "lack suppressed visits")
