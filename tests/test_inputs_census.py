@@ -525,7 +525,7 @@ def test_an_open_document_is_read(tmp_path: Path) -> None:
         ("census.xlsx", b"PK\x03\x04 no workbook", "the table cannot be read"),
         ("census.csv.gz", b"\x1f\x8b no gzip", "the table cannot be read"),
         ("census.parquet", b"PAR1", "the table cannot be read"),
-        ("census.csv", b"", "the table cannot be read"),
+        ("census.csv", b"", "the file is empty"),
     ],
 )
 def test_a_broken_file_is_refused_in_one_sentence(
