@@ -10,6 +10,7 @@ from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.map_model import REGIONS, SURFACE_SD, MapFit, MapModel, Slopes
 from mobatlas.regions.recovery.posterior import (
     Posterior,
+    assumed_part,
     contrast_variance,
     effective_information,
     log_covariance,
@@ -26,8 +27,7 @@ from mobatlas.regions.recovery.priors import (
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes, link
 
 OWN_SCALES = ((1.0, 0.5), (0.25, 0.25), (4.0, 0.25))  # of the assumed variance, with weights
-RAISED = 0.25
-RC = 2.0
+HEAVY_TAILS = 0.5  # more variance where it is assumed, as of t with 5 degrees of freedom
 NEGLIGIBLE = 1e-3  # a smaller doubt changes nothing
 
 
@@ -124,14 +124,16 @@ def _finish(
     confounder = None if slopes.context is None else model.factors.covariance(slopes.context)
     surface = np.full(modes.information.shape[1] - len(own), SURFACE_SD**2)
     informed = effective_information(modes.information, slice(0, len(own)), surface, confounder)
+    informed = (1 - slopes.doubt) * informed
+    mean, covariance = posterior
+    if confounder is None:
+        covariance = covariance + HEAVY_TAILS * assumed_part(model.population, covariance, informed)
     return MapFit(
-        log_means=normalised(model, bins, posterior[0]),
-        log_covariance=log_covariance(posterior),
+        log_means=normalised(model, bins, mean),
+        log_covariance=log_covariance((mean, covariance)),
         prior_variance=prior,
         region_ratio=np.exp(link(shown)),
-        sources=shares_of_information(
-            model.population, own + LEVEL, {REGIONS: (1 - slopes.doubt) * informed}
-        ),
+        sources=shares_of_information(model.population, own + LEVEL, {REGIONS: informed}),
         variances={},
         group_share=np.full(len(bins), slopes.own.sum() / max(slopes.shown().sum(), 1e-300)),
     )
