@@ -240,7 +240,6 @@ def test_times_are_ordered_within_the_window_and_do_not_overlap(
 ) -> None:
     check_times(model.sample(300, anchors=np.resize(dataset.anchors, (300, 4)), seed=1))
     check_times(fresh(NAME, dataset).sample(300, seed=1))
-    check_times(model.sample(40, seed=2, lengths=np.arange(40) % model.max_length + 1))
 
 
 def test_times_depend_on_the_seed_and_not_on_the_number_of_samples(

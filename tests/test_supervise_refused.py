@@ -30,11 +30,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ("strategy", "options", "sentence"),
     [
         ("tilt", ["--n", 5], "--calibrate needs groups"),
-        (
-            "tilt",
-            ["--n", 5, "--group", GROUP, "--lengths", "empirical"],
-            "have the lengths of the model",
-        ),
         ("tilt", ["--n", 5, "--group", "30-40, W"], "did you mean '30-40, F'?"),
         ("model", ["--n", 5, "--group", GROUP], "has no groups"),
     ],

@@ -477,7 +477,7 @@ class Trajectories:
             self._with_tokens(places, offsets), anchors=self.anchors[chosen], person=person
         )
 
-    def cut(self, longest: Ints | int) -> Self:
+    def cut(self, longest: int) -> Self:
         """Return the first tokens of each trajectory, at most `longest` of each."""
         lengths = np.minimum(np.diff(self.offsets), longest)  # (trajectories,)
         inside = self.position < lengths[self.owner]
