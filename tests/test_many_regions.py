@@ -17,7 +17,7 @@ from scipy import sparse
 from bench import many_regions
 from bench.measure import Measured
 from mobatlas.data.types import Floats
-from mobatlas.regions import identifiability, types
+from mobatlas.regions import types
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import load_aggregates, write_aggregates
 from mobatlas.regions.types import Aggregates, Composition, Regions
@@ -103,24 +103,6 @@ def test_aggregates_are_written_and_read_in_parts(
     assert (read.regions, read.features) == (v.regions, v.features)
     assert np.array_equal(read.values, v.values, equal_nan=True) and np.array_equal(read.n, v.n)
     assert read.noise is not None and np.allclose(read.noise, v.values**2, equal_nan=True)
-
-
-def test_small_regions_merge_with_regions_of_similar_composition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, _ = many(300, 8, 10)
-    shares = made.composition.shares
-    n = np.full(300, 20.0)
-    closest = identifiability._merge(shares, n, 100.0)
-    monkeypatch.setattr(identifiability, "MERGE_BLOCK", 64)
-    rows, people = identifiability._merge(shares, n, 100.0)
-    assert people.sum() == 6_000 and people.min() >= 100
-    assert people @ rows == pytest.approx(n @ shares)
-    spread = [
-        float((size @ (each - shares.mean(0)) ** 2).sum())
-        for each, size in (closest, (rows, people))
-    ]
-    assert spread[1] > 0.7 * spread[0], "what differs between regions stays apart"
 
 
 def test_tilts_fitted_on_a_sample_hold_for_all_units(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,16 +229,11 @@ def diagnose(
     ] = None,
     split_ages: SplitAges = False,
     rename: Rename = None,
-    min_region: Annotated[
-        float, typer.Option(help="Propose to merge regions with fewer people than this.")
-    ] = 50.0,
-    figure: Figure = None,
     json: Json = False,
 ) -> None:
     """Show which differences between groups the evidence can identify, and how well."""
     from mobatlas.regions.identifiability import diagnose_regions
     from mobatlas.regions.margins import Census
-    from mobatlas.report.charts import diagnosis_figure
     from mobatlas.report.console import diagnosis_table
 
     if (folder is None) == (composition is None):
@@ -251,8 +246,7 @@ def diagnose(
                 "--n is only for --composition; a regions folder contains its numbers of people"
             )
         built = mobatlas.load_regions(folder)
-        table = built.composition
-        result = diagnose_regions(built, min_region)
+        result = diagnose_regions(built)
     else:
         assert composition is not None
         straddle = "uniform" if split_ages else "refuse"
@@ -260,9 +254,7 @@ def diagnose(
         census = Census(composition, joint_prior, straddle, parse_renames(rename or ()))
         table = census.read(n=n, notes=notes)
         typer.echo("".join(f"{note}\n" for note in notes), err=True, nl=False)
-        result = mobatlas.diagnose(table, n, min_region=min_region)
-    if figure is not None:
-        diagnosis_figure(result, table, figure)
+        result = mobatlas.diagnose(table, n)
     show(result.as_dict(), json, diagnosis_table(result))
 
 

@@ -99,7 +99,7 @@ def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
-    """Which groups the regions can distinguish, and what would help."""
+    """Which groups the regions can distinguish."""
     smallest, median, largest = diagnosis.people
     groups = len(diagnosis.groups)
     bound = diagnosis.bounds.finite_sample
@@ -118,19 +118,10 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
         facts["with the people outside all regions"] = f"effective rank {rank}"
     evidence = "regions, labelled people and tables" if diagnosis.evidence else "these regions"
     contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
-    proposals = Table(
-        ("action", "smallest singular value", "effective rank"),
-        tuple(
-            (each.action, f"{each.sigma_min:.3g}", each.effective_rank)
-            for each in diagnosis.proposals
-        ),
-        "What would help",
-    )
     return Group(
         _facts(facts),
         Text(distinguished(diagnosis.as_dict())),
         _facts(contrasts, f"Differences between groups that {evidence} identify"),
-        proposals.as_rich(),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
 
