@@ -429,8 +429,8 @@ def _layer(
 ) -> _Layer:
     numbers = fitted.bins[chosen]
     parent = fitted.parent[chosen]
-    covariance = recovery.error_covariance[numbers]
-    inherited = np.where((parent >= 0)[:, None, None], recovery.error_covariance[parent], 0)
+    covariance = recovery.log_covariance[numbers]
+    inherited = np.where((parent >= 0)[:, None, None], recovery.log_covariance[parent], 0)
     means = recovery.means[:, numbers].T
     parts = rows * means[:, None]  # (bins, rows, groups)
     average = recovery.shares * means
