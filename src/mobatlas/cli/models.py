@@ -34,7 +34,6 @@ from mobatlas.cli.options import (
     Shard,
     SnapshotSteps,
     StrategyName,
-    TensorBoard,
     TrainingSeed,
     show,
 )
@@ -66,7 +65,6 @@ def train(
     precision: Precision = "auto",
     checkpoint_seconds: CheckpointSeconds = 30.0,
     snapshot_steps: SnapshotSteps = None,
-    tensorboard: TensorBoard = False,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -82,7 +80,7 @@ def train(
     )
     saved = (checkpoint_seconds, snapshot_steps)
     execution = mobatlas.Execution(
-        resume, overwrite, accelerator, devices, precision, *saved, tensorboard, quiet
+        resume, overwrite, accelerator, devices, precision, *saved, quiet
     )
     report = mobatlas.train(
         dataset,
@@ -119,7 +117,6 @@ def supervise(
     precision: Precision = "auto",
     checkpoint_seconds: CheckpointSeconds = 30.0,
     snapshot_steps: SnapshotSteps = None,
-    tensorboard: TensorBoard = False,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -133,7 +130,7 @@ def supervise(
     presets = STRATEGIES[chosen].presets if chosen in STRATEGIES else {}
     saved = (checkpoint_seconds, snapshot_steps)
     device = (accelerator, devices, precision)
-    execution = mobatlas.Execution(resume, overwrite, *device, *saved, tensorboard, quiet)
+    execution = mobatlas.Execution(resume, overwrite, *device, *saved, quiet)
     report = mobatlas.supervise(
         model,
         out,

@@ -51,9 +51,6 @@ SnapshotSteps = Annotated[
     ),
 ]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model folder.")
-]
 DatasetOverride = Annotated[
     Path | None, typer.Option("--dataset", help="The model's dataset folder, if it has moved.")
 ]

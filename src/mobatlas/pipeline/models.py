@@ -58,7 +58,7 @@ from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Traine
 from mobatlas.training.resources import peak_gb
 
 # The files that a MODEL folder may hold: after phase 1, and those that phase 2 adds.
-PHASE1_FILES = (CONFIG, VOCABULARY, WEIGHTS, METRICS, "tensorboard", SNAPSHOTS)
+PHASE1_FILES = (CONFIG, VOCABULARY, WEIGHTS, METRICS, SNAPSHOTS)
 PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION_FILES)
 MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model without a warning
 BY_USER = "chosen by the user"
@@ -184,8 +184,7 @@ def save_training(
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
         }
-        logs = folder.path.glob("tensorboard/*")
-        folder.unlisted |= {METRICS} | {path.relative_to(folder.path).as_posix() for path in logs}
+        folder.unlisted.add(METRICS)
     return report
 
 
