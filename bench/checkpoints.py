@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.floors import sampling_floor
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.score_models import FLOOR, score_everybody, score_groups
 from bench.summary import write_result
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.comparison import EVERYBODY, Scores, sampling_floor
+from mobatlas.evaluation.comparison import EVERYBODY, Scores
 from mobatlas.evaluation.metrics import PAPER_METRICS, MetricSpec
 from mobatlas.generators.store import Model, load_model
 from mobatlas.io.manifest import SNAPSHOTS, file_hash

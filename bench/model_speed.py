@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.floors import evaluate_groups, sampling_floor
 from bench.measure import Row
 from bench.phase1 import POOLED
 from mobatlas.config import build, load_run, merge
@@ -24,7 +25,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.types import PAD
-from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
+from mobatlas.evaluation.comparison import EVERYBODY
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion, LatentDiffusionConfig
 from mobatlas.generators.protocol import UNKNOWN, unlabelled

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.floors import evaluate_groups, sampling_floor
 from bench.score_models import mean_scores
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.dataset import Trajectories
@@ -22,10 +23,8 @@ from mobatlas.evaluation.comparison import (
     Interval,
     Scores,
     compare_models,
-    evaluate_groups,
     gap_closed,
     group_members,
-    sampling_floor,
 )
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.divergences import jsd

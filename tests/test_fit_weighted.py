@@ -222,7 +222,6 @@ def test_weights_are_distributions_that_reach_the_recovered_means(
     assert tilts.weights.sum(1) == pytest.approx(np.ones(8)) and (tilts.weights >= 0).all()
     assert tilts.weights @ phi == pytest.approx(evidence.moments.means - tilts.unmet)
     assert all(tilt.converged for tilt in tilts.tilts)
-    assert tilts.gaps == pytest.approx(np.zeros(8), abs=1e-9)
     assert all(tilt.effective_sample_size < len(tilts.indices) for tilt in tilts.tilts)
 
 
@@ -237,35 +236,18 @@ def test_the_mean_of_the_base_weights_is_the_population_mean(
     everybody = np.tile(evidence.training_mean, (8, 1))
     recovery = replace(evidence.recovery, means=everybody, targets=None)
     level = replace(evidence, recovery=recovery, visits=None)
-    for config in (TiltConfig(unit="trajectory"), TiltConfig(unit="person")):
-        found = fit_group_tilts(level, world.dataset, config).weights
-        assert found == pytest.approx(np.tile(tilts.base, (8, 1)), rel=1e-6)
-
-
-def test_with_the_person_as_the_unit_windows_of_a_person_share_its_weight(
-    world: World, evidence: Evidence
-) -> None:
-    tilts = fit_group_tilts(evidence, world.dataset, TiltConfig(unit="person"))
-    person = world.dataset.person[tilts.indices]
-    for weights in tilts.weights:
-        windows = np.bincount(person)
-        total = np.bincount(person, weights)
-        assert weights == pytest.approx(total[person] / windows[person])
-    assert tilts.weights.sum(1) == pytest.approx(np.ones(8))
-    assert len(tilts.tilts[0].weights) == len(evidence.people) == tilts.report(evidence)["units"]
+    found = fit_group_tilts(level, world.dataset).weights
+    assert found == pytest.approx(np.tile(tilts.base, (8, 1)), rel=1e-6)
 
 
 def test_membership_under_demogroups_leaves_no_weight_outside_the_region(
     world: World, evidence: Evidence, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert evidence.region is not None
-    for config in (TiltConfig(unit="trajectory"), TiltConfig(unit="person")):
-        tilts = fit_group_tilts(evidence, world.dataset, config, membership=True)
-        region = evidence.region[
-            np.searchsorted(evidence.people, world.dataset.person[tilts.indices])
-        ]
-        for group, weights in enumerate(tilts.weights):
-            assert not weights[region != group].any() and weights[region == group].all()
+    tilts = fit_group_tilts(evidence, world.dataset, membership=True)
+    region = evidence.region[np.searchsorted(evidence.people, world.dataset.person[tilts.indices])]
+    for group, weights in enumerate(tilts.weights):
+        assert not weights[region != group].any() and weights[region == group].all()
     assert "can reveal the label itself" in caplog.text
     assert tilts.report(evidence)["membership"] is True
 
@@ -530,8 +512,6 @@ def test_regions_that_cannot_be_used_are_refused_in_a_sentence(
 
 
 def test_bad_options_are_refused_in_a_sentence(world: World, evidence: Evidence) -> None:
-    with pytest.raises(MobatlasError, match=r"'unit' is wrong: .*'trajectory' or 'person'"):
-        build(TiltConfig, {"unit": "persons"}, "tilt")
     with pytest.raises(MobatlasError, match="'ridge' is wrong: input should be greater than"):
         build(TiltConfig, {"ridge": -1}, "tilt")
     with pytest.raises(MobatlasError, match=r"--membership: .* does not assign people to regions"):

@@ -93,7 +93,7 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
             ["--strategy", "finetune", "--set", "finetune.stepps=3"],
             "unknown key 'stepps' in 'finetune'",
         ),
-        (["--set", "tilt.unit=persons"], "tilt.unit"),
+        (["--set", "tilt.ridge=-1"], "tilt.ridge"),
         (["--set", "calibration.pool=10"], "a pool of 10 is too small"),
         (["--set", "groups_explain=0"], "groups_explain"),
         (["--strategy", "strong", "--set", "groups_explain=1"], "--set groups_explain is for"),

@@ -17,7 +17,7 @@ _NAMES = {
     "mobatlas.data.samples": "PosteriorIntervals Samples posterior_intervals read_samples",
     "mobatlas.data.types": "Vocabulary",
     "mobatlas.errors": "MobatlasError",
-    "mobatlas.evaluation.comparison": "compare evaluate_groups sampling_floor",
+    "mobatlas.evaluation.comparison": "compare",
     "mobatlas.evaluation.evaluate": "Evaluation evaluate",
     "mobatlas.evaluation.metrics": "MetricSpec register_metric",
     "mobatlas.evaluation.privacy.audit": "Audit audit",

@@ -34,15 +34,7 @@ from mobatlas.data.samples import posterior_intervals as posterior_intervals
 from mobatlas.data.samples import read_samples as read_samples
 from mobatlas.data.types import Vocabulary as Vocabulary
 from mobatlas.errors import MobatlasError as MobatlasError
-from mobatlas.evaluation.comparison import (
-    compare as compare,
-)
-from mobatlas.evaluation.comparison import (
-    evaluate_groups as evaluate_groups,
-)
-from mobatlas.evaluation.comparison import (
-    sampling_floor as sampling_floor,
-)
+from mobatlas.evaluation.comparison import compare as compare
 from mobatlas.evaluation.evaluate import Evaluation as Evaluation
 from mobatlas.evaluation.evaluate import evaluate as evaluate
 from mobatlas.evaluation.metrics import MetricSpec as MetricSpec

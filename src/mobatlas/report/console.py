@@ -28,7 +28,6 @@ from mobatlas.supervision.evidence import describe_informed
 
 HEADLINE = "poi"  # the metric of the summary
 HELPFUL = 0.02  # of the mean half-width: a smaller reduction is not worth a recommendation
-PLAN_COLUMNS = 3  # groups and attributes with a column of intervals
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
 REASONS = {
     "unreliable": "with too many days above max_day_km",
@@ -128,17 +127,15 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
 
 def plan_table(plan: EvidencePlan) -> RenderableType:
     """What would help most, and the intervals to expect."""
-    shown = list(plan.now)[:PLAN_COLUMNS]
-    now = [_interval(mean_of(plan.now[name])) for name in shown]
-    rows: list[tuple[Cell, ...]] = [("nothing: as now", "", *now, "")]
+    rows: list[tuple[Cell, ...]] = [("nothing: as now", "", _interval(mean_of(plan.now)), "")]
     for each in plan.actions:
-        then = [_interval(mean_of(each.half_widths[name])) for name in shown]
-        rows.append((each.name, each.people or "", *then, f"{each.reduction:.0%}"))
+        then = _interval(mean_of(each.half_widths))
+        rows.append((each.name, each.people or "", then, f"{each.reduction:.0%}"))
     caption = (
         f"Expected {100 * plan.level:.4g} % intervals of a ratio to the average that is 1: means "
-        "over features, weighted by visits."
+        "over groups and features, weighted by visits."
     )
-    table = Table(("action", "people", *shown, "narrower"), tuple(rows), caption)
+    table = Table(("action", "people", "interval", "narrower"), tuple(rows), caption)
     assumptions = {each.kind.capitalize(): each.assumption for each in plan.actions}
     notes = [f"{kind}: we assume that {what}." for kind, what in assumptions.items()]
     notes += [f"Not considered: {reason}." for reason in plan.left_out]
@@ -159,13 +156,13 @@ def _recommended(plan: EvidencePlan) -> list[str]:
         return [f"Nothing considered here would narrow the intervals by {HELPFUL:.0%}."]
     within = next(each for each in plan.actions if each.people is not None)
     before, after, beyond = (
-        _interval(mean_of(widths["groups"]), " to ")
+        _interval(mean_of(widths), " to ")
         for widths in (plan.now, within.half_widths, best.half_widths)
     )
     maps = " and ".join(f"{bins:,} features of {name}" for name, bins in plan.features.items())
     sentences = [
         f"The most helpful: {within.name}. Expected interval of a group: ratio {after} instead of "
-        f"{before} ({len(plan.now['groups'])} groups, {maps})."
+        f"{before} ({len(plan.now)} groups, {maps})."
     ]
     if within.allocation:
         counts = "; ".join(f"{count:,} of {group}" for group, count in within.allocation.items())

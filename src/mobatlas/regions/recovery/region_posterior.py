@@ -26,8 +26,6 @@ from mobatlas.regions.recovery.priors import (
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes, link
 
 OWN_SCALES = ((1.0, 0.5), (0.25, 0.25), (4.0, 0.25))  # of the assumed variance, with weights
-RAISED = 0.25
-RC = 2.0
 NEGLIGIBLE = 1e-3  # a smaller doubt changes nothing
 
 
