@@ -196,10 +196,12 @@ def _training_row(job: _Job, peak: float) -> Row:
 
     plain = stage.state().optimizer
     batch_size = model.config.denoiser.batch
-    tokens = job.dataset.batch("train", batch_size, job.seed, 1, model.max_length)
+    tokens = job.dataset.gather(
+        job.dataset.order("train", batch_size, job.seed, 1), model.max_length
+    )
 
     def reference() -> Tensor:
-        model.encode(tokens.tokens)
+        model.encode(tokens)
         loss = stage.loss(model.network, 1, Share())
         torch.autograd.backward(loss)
         plain.step()

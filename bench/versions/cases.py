@@ -282,13 +282,14 @@ EVALUATION = [
     Case(
         "evaluation",
         "evaluate sample-people.parquet --dataset dataset "
-        "--baseline autoregressive-baseline.parquet --out {out} --json "
+        "--baseline autoregressive-baseline.parquet --json "
         "--strong autoregressive-labelled.parquet",
         (
             "sample-people.parquet",
             "autoregressive-baseline.parquet",
             "autoregressive-labelled.parquet",
         ),
+        (),
     ),
     Case(
         "evaluation-times",
@@ -299,8 +300,9 @@ EVALUATION = [
     Case("run", "run inputs/run.yaml --out {out} --json --quiet", ("city",)),
     Case(
         "audit",
-        "audit run/samples/hot16.parquet --dataset run/dataset --out {out} --json",
+        "audit run/samples/hot16.parquet --dataset run/dataset --json",
         ("run",),
+        (),
     ),
     Case("run-unlabelled", "run inputs/unlabelled.yaml --out {out} --json --quiet", ("city",)),
     Case("report.html", "report run --out {out}", ("run",)),

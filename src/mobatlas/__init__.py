@@ -12,7 +12,7 @@ _NAMES = {
     "mobatlas.atlas": "Atlas AtlasModel",
     "mobatlas.config": "CityConfig PrepareConfig RunConfig load_run",
     "mobatlas.data.city": "City simulate write_city_folder",
-    "mobatlas.data.dataset": "Batch Trajectories TrajectoryDataset",
+    "mobatlas.data.dataset": "Trajectories TrajectoryDataset",
     "mobatlas.data.prepare.pipeline": "Summary prepare",
     "mobatlas.data.samples": "PosteriorIntervals Samples posterior_intervals read_samples",
     "mobatlas.data.types": "Vocabulary",
@@ -37,8 +37,6 @@ _NAMES = {
     "mobatlas.regions.types": "Aggregates Composition Population Recovery Regions",
     "mobatlas.report.html": "write_report",
     "mobatlas.report.recovery": "RecoveryView write_recovery",
-    "mobatlas.report.tables": "Table audit_tables evaluation_tables write_audit write_evaluation "
-    "write_tables",
     "mobatlas.sampling.chunks": "SampleRequest",
     "mobatlas.sampling.generate": "generate",
     "mobatlas.supervision.store": "load_sampler",

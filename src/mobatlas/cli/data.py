@@ -334,14 +334,7 @@ def evaluate(
             help="Calibrated samples of the model trained on labels.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Also write tables (CSV, Markdown, LaTeX, JSON)."
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Measure how close samples are to real people, by group and overall."""
@@ -356,8 +349,6 @@ def evaluate(
         strong_calibrated=strong_calibrated,
         seed=seed,
     )
-    if out is not None:
-        mobatlas.write_evaluation(out, result, overwrite=overwrite)
     show(result.as_dict(), json, evaluation_table(result))
 
 
@@ -372,16 +363,7 @@ def audit(
     dataset: Annotated[
         Path, typer.Option("--dataset", help="The dataset folder that the model was trained on.")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Also write audit.json and tables (CSV, Markdown, LaTeX, JSON).",
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -391,6 +373,4 @@ def audit(
 
     with track("auditing", STEPS, quiet) as tracker:
         result = mobatlas.audit(samples, dataset, seed=seed, tracker=tracker)
-    if out is not None:
-        mobatlas.write_audit(out, result, overwrite=overwrite)
     show(result.as_dict(), json, audit_table(result))

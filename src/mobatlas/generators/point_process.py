@@ -316,7 +316,7 @@ class TimedTokenCodec(TokenCodec):
                 f"{dataset.path}: its windows have {dataset.window_days} days, those of the model "
                 f"{self.days}; train a model on this dataset"
             )
-        tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
+        tokens = torch.from_numpy(dataset.gather(indices, length)).long()
         first = dataset.first_days[indices]  # (batch,)
         since = torch.from_numpy(DAY * monday(first))[:, None]
         times = dataset.gather_times(indices, length)

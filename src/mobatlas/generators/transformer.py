@@ -93,7 +93,7 @@ def with_end(tokens: Tensor, length: int) -> Tensor:
 
 def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
     """Return the tokens (batch, any) of trajectories of a dataset, with end tokens."""
-    return with_end(torch.from_numpy(dataset.gather(indices, length).tokens).long(), length)
+    return with_end(torch.from_numpy(dataset.gather(indices, length)).long(), length)
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from mobatlas.regions.types import Regions
 from mobatlas.report.tables import (
     Cell,
     Table,
-    audit_tables,
+    attacks_table,
     checks_table,
     evaluation_tables,
     scores_table,
@@ -298,12 +298,8 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
 
 
 def evaluation_table(evaluation: Evaluation) -> RenderableType:
-    """The evaluation of a file of samples; `--out` also writes the scores of each group."""
-    shown = [
-        table
-        for name, table in evaluation_tables(evaluation, brief=True).items()
-        if name != "groups"
-    ]
+    """The evaluation of a file of samples."""
+    shown = evaluation_tables(evaluation)
     lines = list(dict.fromkeys(table.note for table in shown if table.note))
     lines += [
         f"group '{name}' is left out: it {reason}" for name, reason in evaluation.left_out.items()
@@ -358,7 +354,7 @@ def audit_table(audit: Audit) -> RenderableType:
         *audit.advice,
     ]
     verdict = Text.assemble("verdict: ", (audit.verdict, STYLES.get(audit.verdict, "bold")))
-    return Group(checks.as_rich(), audit_tables(audit)["attacks"].as_rich(), _lines(lines), verdict)
+    return Group(checks.as_rich(), attacks_table(audit).as_rich(), _lines(lines), verdict)
 
 
 def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:

@@ -255,35 +255,19 @@ def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tens
 def encode_split(
     autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None
 ) -> Latents:
-    """Encode the trajectories of a split, to `path` if any; an intact file is reused."""
+    """Encode the trajectories of a split, to a memory-mapped file if there is a `path`."""
     members = dataset.split(split)
     lengths = np.zeros(len(dataset), dtype=np.int64)
     lengths[members] = np.minimum(dataset.lengths[members] + 1, autoencoder.length)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     shape = (int(offsets[-1]), autoencoder.config.latent)
-    values = None if path is None else _read_latents(path, shape)
-    if values is None:
-        values = np.empty(shape, np.float16)
-        if path is not None:
-            partial = path.with_name(f".{path.name}.partial")
-            values = np.lib.format.open_memmap(partial, "w+", np.float16, shape)
-        for indices, latents, tokens in _encode_batches(autoencoder, dataset, members):
-            scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
-            values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
-        if path is not None and isinstance(values, np.memmap):
-            values.flush()
-            partial.replace(path)
-            values = np.load(path, mmap_mode="r", allow_pickle=False)
+    values: Halves = np.empty(shape, np.float16)
+    if path is not None:
+        values = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+    for indices, latents, tokens in _encode_batches(autoencoder, dataset, members):
+        scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
+        values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
     return Latents(values, offsets, autoencoder.padding.cpu().numpy(), autoencoder.length)
-
-
-def _read_latents(path: Path, shape: tuple[int, int]) -> Halves | None:
-    """Return the latents of a file, or None if it is missing or damaged."""
-    try:
-        values: Halves = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return values if values.shape == shape and values.dtype == np.float16 else None
 
 
 @torch.no_grad()

@@ -275,8 +275,8 @@ class LatentDiffusion(NetworkGenerator):
         count = 0
         for start in range(0, len(members), TILE):
             batch = dataset.gather(members[start : start + TILE], self.max_length)
-            tokens = torch.from_numpy(batch.tokens).long().to(self.device)  # (batch, any)
-            decoded = self.autoencoder.decode(self.encode(batch.tokens))[:, : tokens.shape[1]]
+            tokens = torch.from_numpy(batch).long().to(self.device)  # (batch, any)
+            decoded = self.autoencoder.decode(self.encode(batch))[:, : tokens.shape[1]]
             same += int(((decoded == tokens) & (tokens != PAD)).sum())
             count += int((tokens != PAD).sum())
         return same / count
