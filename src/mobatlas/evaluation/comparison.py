@@ -17,7 +17,6 @@ from scipy import sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 from mobatlas.evaluation.resampling import (
     Divergence,
@@ -216,7 +215,7 @@ def match_groups(
         name: _match(
             name, real[name], {key: side[name] for key, side in models.items()}, size, seed
         )
-        for name in _common_groups(real, models)
+        for name in real
     }
 
 
@@ -439,23 +438,6 @@ def _numbered(people: Ints) -> Ints:
     return np.unique(people, return_inverse=True)[1] % MAX_UNITS
 
 
-def _common_groups(
-    real: Mapping[str, Trajectories], models: Mapping[str, Mapping[str, Trajectories]]
-) -> list[str]:
-    """The groups in the order of the real side; all sides must have the same."""
-    for synthetic in models.values():
-        for name in [*real, *synthetic]:
-            if name not in real or name not in synthetic:
-                missing = "synthetic" if name in real else "real"
-                raise MobatlasError(
-                    f"group '{name}' has no {missing} trajectories; give the same groups on both "
-                    "sides"
-                )
-    if not real:
-        raise MobatlasError("there is no group to evaluate; give at least one on both sides")
-    return list(real)
-
-
 def _match(
     name: str,
     real: Trajectories,
@@ -470,12 +452,6 @@ def _match(
     limit = size.get(name) if isinstance(size, Mapping) else size
     smallest = min(map(len, (real, *sides.values())))
     n = smallest if limit is None else min(smallest, limit)
-    if n < 1:
-        counts = ", ".join(f"{len(side)} of {label}" for label, side in sides.items())
-        raise MobatlasError(
-            f"group '{name}' cannot be compared: it has {len(real)} real trajectories and {counts}"
-            + ("" if limit is None else f" at size {limit}")
-        )
     key = [seed, crc32(name.encode())]
     rows = _thinned(len(real), n, [*key, REAL])
     partners = {}

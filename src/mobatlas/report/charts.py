@@ -55,15 +55,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A point on a scale."""
-
-    name: str
-    kind: str
-    value: float
-
-
-@dataclass(frozen=True)
 class Line:
     """A line of a chart as an SVG path."""
 

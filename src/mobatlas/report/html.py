@@ -25,7 +25,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
-from mobatlas.report.charts import REAL, Chart, Mark, Series, View, Views, line_chart
+from mobatlas.report.charts import REAL, Chart, Series, View, Views, line_chart
 from mobatlas.report.console import compared_people, distinguished, summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
 from mobatlas.supervision.evidence import describe_informed
@@ -162,22 +162,6 @@ class Chapter:
     def checks_table(self) -> Markup:
         assert self.privacy is not None  # the template checks this first
         return replace(checks_table(self.privacy), caption="", note="").as_html()
-
-    @property
-    def gaps(self) -> list[tuple[str, list[Mark], float, float]]:
-        """Positions of samples between baseline and floor: metric, marks, baseline, floor."""
-        scores = {label: each["average"] for label, each in self.scores["scores"].items()}
-        shown = {"ours": "supervised", "strong": "strong"}
-        rows = []
-        for metric in _paper_metrics():
-            marks = [
-                Mark(title, label, scores[label][metric.name])
-                for label, title in shown.items()
-                if label in scores
-            ]
-            ends = (scores["baseline"][metric.name], scores["floor"][metric.name])
-            rows.append((metric.title, marks, *ends))
-        return rows
 
     @property
     def identified(self) -> list[Bar]:

@@ -93,7 +93,6 @@ def fit_tilt(
     target outside the hull of the rows has no solution, and `converged` is False. To fit many
     targets, scale the features once and pass `scaled_phi`.
     """
-    _check_inputs(phi, target, ridge, prior)
     weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
     with np.errstate(divide="ignore"):
         log_prior = np.log(weight)  # -inf excludes a row
@@ -141,7 +140,6 @@ def fit_capped_tilt(
     + ridge/2 |lambda|^2, where f*(s) = exp(s) up to log cap and is linear beyond. Returns lambda
     (features,), nu, and whether the fit converged.
     """
-    _check_inputs(phi, target, ridge)
     if cap <= 1:  # weights of mean 1 are all 1
         return np.zeros(phi.shape[1]), 0.0, True
     scale, scaled, transposed = scale_features(phi)
@@ -192,7 +190,6 @@ def fit_fixed_anchor_tilt(
     Rows are K consecutive candidates per anchor. `visits` (rows,) is None to leave the number free.
     Returns lambda (features,) and whether the fit converged.
     """
-    _check_inputs(phi, target, ridge)
     scale, scaled, transposed = scale_features(phi)
     scaled_target = target / scale
     shape = (phi.shape[0] // candidates, candidates)
@@ -246,32 +243,6 @@ def scale_features(phi: sparse.csr_array, weight: Floats | None = None) -> Scale
     layout = phi.indices.astype(narrow), phi.indptr.astype(narrow)
     scaled = sparse.csr_array((phi.data / scale[phi.indices], *layout), shape=phi.shape)
     return scale, scaled, scaled.T
-
-
-def _check_inputs(
-    phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None = None
-) -> None:
-    rows, features = phi.shape
-    for is_wrong, problem in (
-        (not rows, "there are no rows to weight"),
-        (
-            target.shape != (features,),
-            f"there are {features} features but {target.size} targets; pass one mean per feature",
-        ),
-        (
-            not np.isfinite(target).all(),
-            "a target is not a finite number; recover the means of suppressed features first, "
-            "or leave these features out",
-        ),
-        (not ridge >= 0, f"the ridge is {ridge:g}; pass zero or more"),
-        (
-            prior is not None
-            and (prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf),
-            f"the prior must be {rows:,} weights, none negative and not all zero",
-        ),
-    ):
-        if is_wrong:
-            raise MobatlasError(f"tilt: {problem}")
 
 
 def _visit_goals(visits: Floats, ratio: Floats | float) -> Floats:
