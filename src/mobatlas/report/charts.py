@@ -232,18 +232,17 @@ class Scale:
         return self.start + share * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        if self.log:
-            first = math.floor(math.log10(self.low))
-            powers = [10.0**k for k in range(first, math.ceil(math.log10(self.high)) + 1)]
-            inside = [each for each in powers if self.low <= each <= self.high]
-            return inside or [self.low, self.high]
-        span = self.high - self.low
-        if span <= 0:
-            return [self.low]
-        step = 10 ** math.floor(math.log10(span / TICKS))
-        step *= next(times for times in (1, 2, 5, 10) if span / (step * times) <= TICKS + 1)
-        first = math.ceil(self.low / step)
-        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        """Round numbers on the scale."""
+        from matplotlib import ticker  # few commands need it, and it takes a while to import
+
+        locator = (
+            ticker.LogLocator() if self.log else ticker.MaxNLocator(TICKS, steps=[1, 2, 5, 10])
+        )
+        values = map(float, locator.tick_values(self.low, self.high))
+        return [value for value in values if self.low <= value <= self.high] or [
+            self.low,
+            self.high,
+        ]
 
 
 def _path(series: Series, across: Scale, up: Scale, steps: bool) -> str:

@@ -338,8 +338,6 @@ class GroupTilts:
 
     def report(self, evidence: Evidence) -> dict[str, Any]:
         """A description of the tilts, for JSON."""
-        reached = evidence.means - self.unmet[:, : evidence.means.shape[1]]
-        baseline = np.tile(evidence.recovery.baseline, (len(reached), 1))
         return {
             "ridge": self.config.ridge,
             "membership": self.membership,
@@ -348,15 +346,12 @@ class GroupTilts:
                 name: self._group_report(evidence, number)
                 for number, name in enumerate(self.groups.names)
             },
-            "validation": evidence.validation_distance(reached),
-            "validation_baseline": evidence.validation_distance(baseline),
             "warnings": list(evidence.warnings),
         }
 
     def _group_report(self, evidence: Evidence, number: int) -> dict[str, Any]:
         tilt = self.tilts[number]
         unmet = np.abs(tilt.unmet) / evidence.moments.scale
-        sd = evidence.recovery.sd[number]
         return {
             "effective_sample_size": round(tilt.effective_sample_size, 1),
             "relative_size": round(tilt.relative_size, 4),
@@ -367,10 +362,6 @@ class GroupTilts:
                 "bin": evidence.moments.phi.features[int(np.argmax(unmet))],
             },
             "information": round(evidence.information()[self.groups.names[number]], 4),
-            "posterior_sd": {
-                "relative": float(sd.sum() / max(evidence.means[number].sum(), 1e-300)),
-                "bin": evidence.phi.features[int(np.argmax(sd / evidence.aggregate_moments.scale))],
-            },
         }
 
 
