@@ -10,16 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from bench.floors import sampling_floor
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.score_models import FLOOR, score_everybody, score_groups
 from bench.summary import write_result
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.comparison import EVERYBODY, Scores, sampling_floor
+from mobatlas.evaluation.comparison import EVERYBODY, Scores
 from mobatlas.evaluation.metrics import PAPER_METRICS, MetricSpec
 from mobatlas.generators.store import Model, load_model
 from mobatlas.io.manifest import SNAPSHOTS, file_hash
-from mobatlas.training.checkpoints import list_snapshots, load_snapshot
+from mobatlas.training.checkpoints import (
+    STEP_PATTERN,
+    copy_strictly,
+    named_tensors,
+    read_weights,
+)
 
 METRICS = (*PAPER_METRICS, "poi_all", "flows", "length")
 MODEL = "model"
@@ -110,3 +118,14 @@ def _curve_point(scores: Scores) -> dict[str, Any]:
             for name, values in scores.groups.items()
         }
     return point
+
+
+def list_snapshots(folder: Path, stage: str) -> dict[int, Path]:
+    """The snapshots of a stage in the folder of a model, by step."""
+    paths = sorted((folder / SNAPSHOTS).glob(f"{stage}-{STEP_PATTERN}.safetensors"))
+    return {int(path.stem[-8:]): path for path in paths}
+
+
+def load_snapshot(path: Path, network: nn.Module) -> None:
+    """Read a snapshot into the network that it was written from."""
+    copy_strictly(path, read_weights(path), named_tensors(network), "it belongs to another model")

@@ -11,11 +11,12 @@ from bench import recovery as recovery_benchmark
 from bench import reweight as reweight_benchmark
 from bench import speed as speed_benchmark
 from bench.report.console import cost_table, phase1_table, phase2_table, speed_table
+from bench.report.files import write_tables
 from bench.runner import Experiment
 from mobatlas.cli.options import Assignments, Json, Out, Overwrite, Quiet, show
 from mobatlas.config import DEFAULT_GENERATOR, parse_assignments
 from mobatlas.progress import track
-from mobatlas.report.tables import Table, write_tables
+from mobatlas.report.tables import Table
 
 app = typer.Typer(help="Reproducible benchmarks.", no_args_is_help=True)
 

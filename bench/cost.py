@@ -18,14 +18,16 @@ from typing import Any
 import torch
 
 from bench.cells import Job, SeedFolder, Setup, check_partition
+from bench.gradients import gradient_agreement
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.generators.store import load_model
 from mobatlas.pipeline.models import SuperviseOptions, split_options, supervise
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
+from mobatlas.supervision.finetune import FinetuneConfig, TargetBuilder, regional_loss
 from mobatlas.supervision.store import load_sampler
 from mobatlas.supervision.tilt import fit_group_tilts
 from mobatlas.training.loop import Execution
@@ -124,9 +126,22 @@ class _Task:
 
     def finetune(self, options: Mapping[str, Any]) -> dict[str, Any]:
         values = {"finetune": merge(self.finetune_values, options)}
-        with self._supervised("finetune", values) as (model, took, report):
+        with self._supervised("finetune", values) as (model, took, _):
             sampler = PlainSampler(load_model(model).generator, self.folder.dataset.anchors)
-            return self._row(took, sampler, report["finetune"]["gradient_agreement"])
+            return self._row(took, sampler, self._agreement(values["finetune"]))
+
+    def _agreement(self, values: Mapping[str, Any]) -> float:
+        """The agreement of gradients before training."""
+        config = FinetuneConfig.model_validate(values)
+        folder = RegionsFolder.open(self._regions())
+        dataset = self.folder.dataset
+        seed = self.folder.seed
+        target = TargetBuilder(folder, dataset, dataset.vocabulary, config).target(
+            folder.regions.aggregates, "train"
+        )
+        model = load_model(self.folder.baseline()).generator
+        student = model.with_groups(folder.regions.groups, seed, equal_groups=True)
+        return gradient_agreement(target, student, config, seed)
 
     def _regions(self) -> Path:
         return self.folder.regions(Job(self.partition, "tilt"))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse, special
 
+from bench.least_squares import least_squares, least_squares_on_simplex
 from bench.recovery import LEVEL, covered
 from bench.reweight import CONTROLLED, person_features
 from bench.runner import Cell, Command, Experiment, Runner, cell_name, compute_once
@@ -256,8 +257,8 @@ def _estimates(regions: Regions, recovered: Recovery) -> dict[str, Floats]:
     return {
         "recovered": recovered.means,
         "aims": recovered.aims,
-        "least_squares": np.maximum(recover(regions, "least-squares").means, 0),
-        "simplex": recover(regions, "simplex").means,
+        "least_squares": np.maximum(least_squares(regions), 0),
+        "simplex": least_squares_on_simplex(regions),
         "em4": expectation_maximisation(with_rest(regions)),
     }
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.floors import evaluate_groups, sampling_floor
 from bench.measure import Row
 from bench.phase1 import POOLED
 from mobatlas.config import build, load_run, merge
@@ -24,7 +25,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.types import PAD
-from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
+from mobatlas.evaluation.comparison import EVERYBODY
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion, LatentDiffusionConfig
 from mobatlas.generators.protocol import UNKNOWN, unlabelled
@@ -195,10 +196,12 @@ def _training_row(job: _Job, peak: float) -> Row:
 
     plain = stage.state().optimizer
     batch_size = model.config.denoiser.batch
-    tokens = job.dataset.batch("train", batch_size, job.seed, 1, model.max_length)
+    tokens = job.dataset.gather(
+        job.dataset.order("train", batch_size, job.seed, 1), model.max_length
+    )
 
     def reference() -> Tensor:
-        model.encode(tokens.tokens)
+        model.encode(tokens)
         loss = stage.loss(model.network, 1, Share())
         torch.autograd.backward(loss)
         plain.step()

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from bench.cells import STRONG, SeedFolder, Setup, rounded
+from bench.floors import sampling_floor
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.score_models import BASELINE, FLOOR, score_everybody, score_groups
 from bench.summary import write_result
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.evaluation.comparison import gap_closed, sampling_floor
+from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.protocol import Generator

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse, special
 
+from bench.least_squares import least_squares, least_squares_on_simplex
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import CityConfig
@@ -203,8 +204,8 @@ def score_recovery(regions: Regions, truth: Truth) -> dict[str, Any]:
     return {
         "error": recovery_error(recovered.means, truth),
         "baseline": recovery_error(np.tile(recovered.baseline, (len(truth.means), 1)), truth),
-        "pseudo_inverse": recovery_error(recover(regions, "least-squares").means, truth),
-        "simplex": recovery_error(recover(regions, "simplex").means, truth),
+        "pseudo_inverse": recovery_error(least_squares(regions), truth),
+        "simplex": recovery_error(least_squares_on_simplex(regions), truth),
         "coverage": coverage(recovered, truth),
         "variances": recovered.variances,
     }

@@ -39,13 +39,12 @@ CONFIG: dict[str, Any] = {
 }
 FILES = [
     "config.json",
-    "lengths.json",
     "manifest.json",
     "metrics.jsonl",
     "vocabulary.parquet",
     "weights.safetensors",
 ]
-SAME = ["config.json", "lengths.json", "vocabulary.parquet", "weights.safetensors"]
+SAME = ["config.json", "vocabulary.parquet", "weights.safetensors"]
 CALIBRATED = [*FILES, "calibration.json", "calibration.safetensors", "group_means.parquet"]
 DIFFERENT = ["manifest.json", "metrics.jsonl"]  # times
 OFTEN = ("--checkpoint-seconds", 0.2)

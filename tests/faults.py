@@ -176,20 +176,6 @@ COMMANDS = {
             ],
             out="out.parquet",
         ),
-        Command(
-            "evaluate",
-            lambda w: [
-                "evaluate",
-                samples(w),
-                "--dataset",
-                w.run / "dataset",
-                "--baseline",
-                samples(w, "baseline"),
-            ],
-        ),
-        Command(
-            "audit", lambda w: ["audit", samples(w), "--dataset", w.run / "dataset", "--quiet"]
-        ),
         Command("report", lambda w: ["report", w.run], out="out.html"),
         Command("run", lambda w: ["run", w.config, "--quiet"]),
     )

@@ -273,7 +273,7 @@ def _evaluate(world: World, workdir: Path) -> list[object]:
         if (workdir / "demogroups.parquet").exists()
         else samples(world)
     )
-    return ["evaluate", sample_file, "--dataset", dataset, "--out", workdir / "out"]
+    return ["evaluate", sample_file, "--dataset", dataset]
 
 
 TARGETS = {

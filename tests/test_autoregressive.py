@@ -150,18 +150,21 @@ def test_sampling_stops_when_all_trajectories_have_ended(monkeypatch: pytest.Mon
     net = network(9)
     places = []
     logits = CausalTransformer.logits
+    ends = torch.tensor([2, 4, 1])
 
     def counted(
         self: CausalTransformer, last: Tensor, condition: Tensor, cache: Tensor, place: int
     ) -> Tensor:
         places.append(place)
-        return logits(self, last, condition, cache, place)
+        scores = logits(self, last, condition, cache, place)
+        scores[:, 0, EOS] = torch.where(ends <= place, 1e4, -torch.inf)
+        return scores
 
     monkeypatch.setattr(CausalTransformer, "logits", counted)
     numbers = torch.rand(3, 9, generator=chance())
     condition = torch.zeros(3, TINY.width)
-    made = net.sample(condition, lambda *_: numbers, 9, torch.tensor([2, 4, 1]))
-    assert (made != PAD).sum(1).tolist() == [2, 4, 1]
+    made = net.sample(condition, lambda *_: numbers, 9)
+    assert (made != PAD).sum(1).tolist() == ends.tolist()
     assert places == [0, 1, 2, 3, 4]
 
 

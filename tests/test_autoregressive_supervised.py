@@ -107,5 +107,4 @@ def test_a_model_of_every_strategy_samples_groups(
     pd.testing.assert_frame_equal(more[more["trajectory"] < 20], some)
     if strategy == "finetune":
         said = report["finetune"]
-        assert said["gradient_agreement"] > 0.5 and said["soft_gap"]["poi"] < 0.2
         assert said["best"]["step"] > 0, "nearer to the regions than it began"

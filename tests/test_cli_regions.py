@@ -62,21 +62,11 @@ def test_the_papers_matrices_are_seen_through(
         assert output["sigma_min"] == pytest.approx(5.05e-5, rel=0.02)
 
 
-def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
-    figure = tmp_path / "diagnosis.png"
-    output = run(
-        "diagnose",
-        "--composition",
-        str(paper_table(tmp_path, "fullrank")),
-        "--n",
-        "1000",
-        "--figure",
-        str(figure),
-    )
+def test_a_diagnosis_reads_well(tmp_path: Path) -> None:
+    table = paper_table(tmp_path, "fullrank")
+    output = run("diagnose", "--composition", str(table), "--n", "1000")
     assert "These 8 regions identify only 7 of 8 independent combinations of groups." in output
     assert "not identified by these regions" in output
-    assert "add a region of 1,000 people" in output
-    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_diagnosis_without_n_says_whose_number_it_took(tmp_path: Path) -> None:

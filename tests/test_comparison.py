@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.floors import evaluate_groups, sampling_floor
 from bench.score_models import mean_scores
-from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas import TrajectoryDataset
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.types import HOME
 from mobatlas.evaluation.comparison import (
@@ -22,10 +23,8 @@ from mobatlas.evaluation.comparison import (
     Interval,
     Scores,
     compare_models,
-    evaluate_groups,
     gap_closed,
     group_members,
-    sampling_floor,
 )
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.divergences import jsd
@@ -160,23 +159,6 @@ def test_models_of_several_sizes_are_compared_at_the_smallest_of_them(
     for scores in comparison.scores.values():
         assert scores.sizes == {name: min(15, len(side)) for name, side in by_group["test"].items()}
         assert scores.people == comparison.scores["floor"].people
-
-
-def test_an_evaluation_of_other_groups_is_refused() -> None:
-    some = walks([PARK])
-    with pytest.raises(MobatlasError, match="group 'b' has no synthetic trajectories"):
-        evaluate_groups(TOWN, {"a": some, "b": some}, {"a": some})
-    with pytest.raises(MobatlasError, match="group 'b' has no real trajectories"):
-        evaluate_groups(TOWN, {"a": some}, {"a": some, "b": some})
-    with pytest.raises(
-        MobatlasError,
-        match="group 'a' cannot be compared: it has 0 real trajectories and 1 of model",
-    ):
-        evaluate_groups(TOWN, {"a": walks()}, {"a": some})
-    with pytest.raises(MobatlasError, match="at size 0"):
-        evaluate_groups(TOWN, {"a": some}, {"a": some}, size=0)
-    with pytest.raises(MobatlasError, match="no group"):
-        evaluate_groups(TOWN, {}, {})
 
 
 def test_the_floor_compares_training_people_with_test_people(

@@ -10,6 +10,7 @@ import pytest
 
 import mobatlas
 from bench.report.families import families_table
+from bench.report.files import as_markdown
 from bench.report.phase2 import cost_table, phase2_tables
 from bench.report.questions import question_tables, write_page
 from bench.report.real import reweighting_table, write_real_page
@@ -50,7 +51,7 @@ def test_every_family_of_generators_is_in_the_how_to() -> None:
 def test_a_generated_table_has_a_row_for_each_model_and_a_cell_for_each_metric() -> None:
     summary = read_result(ROOT / "bench" / "results" / "rq2.json")
     table = question_tables(summary)["average"]
-    lines = table.as_markdown().splitlines()
+    lines = as_markdown(table).splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert table.columns[:4] == ("feature", "model", "Spatial", "gap closed to floor, Spatial")
     assert {line.count("|") for line in rows} == {len(table.columns) + 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -31,7 +30,6 @@ from mobatlas import (
     evaluate,
     prepare,
     read_samples,
-    write_evaluation,
 )
 from mobatlas.cli.commands import app
 from mobatlas.evaluation.comparison import (
@@ -42,13 +40,11 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.evaluate import ModelScores
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.report.tables import evaluation_tables
+from mobatlas.report.tables import evaluation_tables, scores_table
 from mobatlas.sampling.chunks import SampleRequest
 from tests.small_town import NAMES
 from tests.tiny import fresh, small_city
 from tests.written import write
-
-KINDS = ("average", "diversity", "everybody", "groups")
 
 
 @pytest.fixture(scope="module")
@@ -244,29 +240,24 @@ def test_calibrated_samples_of_strong_are_the_ceiling_beside_strong(
     assert calibrated.everybody.scores[label].diversity is not None
     # The paper's gap is that of strong as it is.
     assert {one.share for one in calibrated.groups.gap_closed_strong.values()} == {None}
-    tables = evaluation_tables(calibrated)
-    for name in ("average", "everybody"):
-        assert label in tables[name].columns
-        assert tables[name].columns.index(label) == tables[name].columns.index("strong") + 1
-        assert (
-            "Strong, calibrated to labelled means, is a reference (ceiling)." in tables[name].note
-        )
+    average, everybody, diversity = evaluation_tables(calibrated)
+    for table in (average, everybody):
+        assert table.columns.index("ceiling") == table.columns.index("strong") + 1
+        assert "Strong, calibrated to labelled means, is a reference (ceiling)." in table.note
     page = io.StringIO()
-    brief = evaluation_tables(calibrated, brief=True)["average"]
-    Console(file=page, width=80).print(brief.as_rich())
+    Console(file=page, width=80).print(average.as_rich())
     head = page.getvalue().partition("\u2500")[0]
     assert "…" not in head, "no header of the terminal is cut"
     assert "ceiling" in head and "to floor" in head
-    assert label in [row[1] for row in tables["groups"].rows]
-    assert label in [row[0] for row in tables["diversity"].rows]
+    assert label in [row[0] for row in diversity.rows]
     plain = evaluate(files["wrong"], dataset.path, strong=files["everybody"])
-    assert label not in evaluation_tables(plain)["average"].columns
-    assert "ceiling" not in evaluation_tables(plain)["average"].note
+    assert "ceiling" not in evaluation_tables(plain)[0].columns
+    assert "ceiling" not in evaluation_tables(plain)[0].note
 
 
 def test_tables_show_the_excess_and_both_gaps(evaluation: Evaluation) -> None:
     assert evaluation.groups is not None
-    table = evaluation_tables(evaluation)["average"]
+    table = scores_table(evaluation.as_dict()["groups"], "")
     ours = ("ours", "low", "high", "excess")
     gaps = ("gap closed to floor", "gap closed to strong")
     assert table.columns == ("metric", "baseline", *ours, "strong", "floor", *gaps)
@@ -440,10 +431,9 @@ def test_a_file_of_generate_is_read_as_it_was_written(
     )
 
 
-def test_the_command_prints_models_side_by_side_and_writes_all_tables(
-    dataset: TrajectoryDataset, files: dict[str, Path], evaluation: Evaluation, tmp_path: Path
+def test_the_command_prints_models_side_by_side(
+    dataset: TrajectoryDataset, files: dict[str, Path], evaluation: Evaluation
 ) -> None:
-    out = tmp_path / "tables"
     command = [
         "evaluate",
         str(files["wrong"]),
@@ -452,37 +442,15 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
         "--baseline",
         str(files["everybody"]),
     ]
-    command += ["--strong", str(files["real"]), "--out", str(out)]
+    command += ["--strong", str(files["real"])]
     printed = CliRunner().invoke(app, command, catch_exceptions=False)
     assert printed.exit_code == 0
     words = " ".join(printed.output.split())
     assert re.search(r"baseline +ours +± +excess +strong +floor", printed.output)
     assert "Gap closed is the share of the gap in excess from the baseline to the floor." in words
-    suffixes = ("csv", "json", "md", "tex")
-    written = sorted(path.name for path in out.iterdir())
-    assert written == sorted(
-        [f"{name}.{end}" for name in KINDS for end in suffixes]
-        + ["evaluation.json", "manifest.json"]
-    )
     plain = json.loads(json.dumps(evaluation.as_dict(), allow_nan=False))
-    assert json.loads((out / "evaluation.json").read_text()) == plain
-    alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
-    assert json.loads(alone.stdout)["groups"]["scores"]["ours"] == plain["groups"]["scores"]["ours"]
-    with (out / "groups.csv").open(newline="") as handle:
-        rows = [
-            row
-            for row in csv.DictReader(handle)
-            if (row["metric"], row["model"]) == ("Trip", "ours")
-        ]
-    assert evaluation.groups is not None
-    assert float(rows[0][">50, F"]) == evaluation.groups.scores["ours"].groups[">50, F"]["trip"]
-    with pytest.raises(MobatlasError, match="exists already"):
-        write_evaluation(out, evaluation)
-    with pytest.raises(MobatlasError, match="overlaps with the source"):
-        write_evaluation(dataset.path / "out", evaluation)
-    before = (out / "manifest.json").read_bytes()
-    write_evaluation(out, evaluation, overwrite=True)
-    assert (out / "manifest.json").read_bytes() == before
+    as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    assert json.loads(as_json.stdout) == plain
 
 
 def changed(files: dict[str, Path], out: Path, **columns: Any) -> Path:
@@ -598,8 +566,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         "text.parquet",
         "--dataset",
         str(dataset.path),
-        "--out",
-        "o",
     ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)

@@ -20,9 +20,9 @@ import yaml
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, train
 from mobatlas.data.dataset import Trajectories
-from mobatlas.data.types import FIRST_POI, HOME, OTHER, WORK
+from mobatlas.data.types import FIRST_POI, HOME, OTHER
 from mobatlas.features.divergences import js
-from mobatlas.generators.external import Pool
+from mobatlas.generators.external import External, Pool
 from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.build import RegionsOptions
@@ -140,19 +140,6 @@ def test_a_pool_becomes_a_model_that_does_not_need_the_file(world: World, tmp_pa
     assert set(sequences(tmp_path / "more")) <= set(sequences(world.pool)), (
         "nothing but what the pool holds"
     )
-    assert (
-        run(
-            "generate",
-            tmp_path / "model",
-            "--n",
-            50,
-            "--lengths",
-            "empirical",
-            "--out",
-            tmp_path / "c",
-        ).code
-        == 0
-    )
 
 
 @pytest.mark.parametrize("strategy", ["resample", "tilt"])
@@ -255,7 +242,7 @@ def test_a_failed_command_leaves_no_files(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Pool, "save", full)
+    monkeypatch.setattr(External, "save", full)
     assert run(*world.train(tmp_path / "model", f"pool={world.pool}")).code == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -336,14 +323,8 @@ def test_samples_of_a_pool_with_times_have_times(world: World, tmp_path: Path) -
     assert ((made["departure"] - made["arrival"]).dt.seconds == 1_200).all()
 
 
-def test_it_needs_a_pool_or_code(world: World, tmp_path: Path) -> None:
-    assert "pool=FILE.parquet or --set entry_point=" in refused(*world.train(tmp_path / "model"))
-    assert "pass only one" in refused(
-        *world.train(tmp_path / "model", f"pool={world.pool}", "entry_point=a:b")
-    )
-    assert "package.module:function" in refused(
-        *world.train(tmp_path / "model", "entry_point=os.system")
-    )
+def test_it_needs_a_pool(world: World, tmp_path: Path) -> None:
+    assert "pass --set pool=FILE.parquet" in refused(*world.train(tmp_path / "model"))
     assert "known: pool" in refused(*world.train(tmp_path / "model", "pol=a"))
 
 
@@ -363,7 +344,7 @@ WEST = [1.0, 2.0, 1.1, 2.0]
 
 
 def drawn(pool: Pool, anchors: list[float], n: int = 200) -> set[int]:
-    made = pool.draw(np.tile(np.array(anchors), (n, 1)), 5, 0, None)
+    made = pool.draw(np.tile(np.array(anchors), (n, 1)), np.linspace(0, 1, n, endpoint=False))
     assert np.array_equal(made.anchors, np.tile(anchors, (n, 1)), equal_nan=True), (
         "those asked for, not those of the pool"
     )
@@ -393,15 +374,6 @@ def test_known_workplaces_count_as_well_as_homes() -> None:
     assert drawn(pool, [1.0, 9.0, NAN, NAN]) == {7, 8, 9}
 
 
-def test_forced_lengths_take_samples_of_that_length_or_truncate_longer_ones() -> None:
-    pool = pool_of([EAST] * 3, [[7], [8, 9, 10], [HOME, 11, WORK, 12]])
-    made = pool.draw(np.tile(EAST, (40, 1)), 1, 0, np.tile([1, 2, 3, 4], 10))
-    rows = {tuple(made.tokens[a:b]) for a, b in zip(made.offsets, made.offsets[1:], strict=False)}
-    assert rows == {(7,), (8, 9), (8, 9, 10), (HOME, 11, WORK, 12)}
-    with pytest.raises(MobatlasError, match="is outside 1 to 4"):
-        pool.draw(np.tile(EAST, (1, 1)), 1, 0, np.array([5]))
-
-
 def test_longer_samples_are_truncated_and_counted(world: World, tmp_path: Path) -> None:
     report = train(
         world.dataset.path,
@@ -427,7 +399,9 @@ def test_arrays_that_are_not_samples_are_refused(world: World, tmp_path: Path, w
         "anchors": samples.anchors[1:],
     }
     broken: Any = {wrong: changed[wrong]}
-    Pool(replace(samples, **broken), 1).save(tmp_path)
+    pool = Pool(replace(samples, **broken), 1)
+    config: Any = loaded.config
+    External(config, loaded.vocabulary, pool).save(tmp_path)
     with pytest.raises(MobatlasError, match=r"do not fit config\.json"):
         family_of("external").load(tmp_path, loaded.config, loaded.vocabulary, None)
 

@@ -10,6 +10,7 @@ import pytest
 
 from bench.families import budget, run, stages
 from bench.report.families import families_table, write_families
+from bench.report.files import as_markdown
 from bench.runner import Experiment
 from mobatlas import MobatlasError
 from tests.test_phase2_benchmark import CITY
@@ -66,6 +67,6 @@ def test_a_family_is_measured_and_a_run_resumes_with_the_same_steps(tmp_path: Pa
     assert table.texts()[0][0] == FAMILY and "gap closed, hot16" in table.columns
     assert {"POI frequency", "Hour of arrival", "Dwell"} <= {row[2] for row in table.texts()}
     write_families(tmp_path / "out", first)
-    assert (tmp_path / "out" / "families-tables" / "families.md").read_text() == table.as_markdown()
+    assert (tmp_path / "out" / "families-tables" / "families.md").read_text() == as_markdown(table)
     assert run(experiment, [FAMILY], 1.0, {FAMILY: values}, CITY) == first
     assert json.loads((tmp_path / "out" / "families.json").read_text()) == first

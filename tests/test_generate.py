@@ -48,7 +48,6 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(
         "region": "R3",
         "regions": world.regions,
         "coarsen": "1km",
-        "lengths": "empirical",
     }
     for chunk in (1, 2, None):
         generate(
@@ -298,19 +297,6 @@ def test_every_place_of_the_earth_is_near_the_middle_of_its_square(
     assert haversine_km(place[:, :2], moved[:, :2])[0] <= 0.8 * km
 
 
-def test_empirical_lengths_are_those_of_all_training_trajectories(
-    world: World, tmp_path: Path
-) -> None:
-    generate(world.model, tmp_path / "out", 4_000, SampleRequest(lengths="empirical"))
-    lengths = np.bincount(
-        pd.read_parquet(tmp_path / "out").groupby("trajectory").size(), minlength=17
-    )
-    train = np.minimum(world.dataset.lengths[world.dataset.split("train")], 16)
-    expected = np.bincount(train, minlength=17) / len(train)
-    assert not lengths[expected == 0].any()
-    assert np.abs(lengths / 4_000 - expected).max() < 0.03
-
-
 def test_what_is_read_back_is_what_was_sampled(world: World, homes: Path, tmp_path: Path) -> None:
     model = load_model(world.grouped)
     generate(
@@ -406,7 +392,7 @@ def test_memory_does_not_grow_with_the_number_of_samples(world: World, tmp_path:
         "from pathlib import Path\n"
         "from mobatlas import SampleRequest, generate\n"
         "model, out = map(Path, sys.argv[1:])\n"
-        "request = SampleRequest(lengths='empirical')\n"
+        "request = SampleRequest(seed=1)\n"
         "for n in (2_000, 20_000): print(generate(model, out / str(n), n, request).peak_gb)"
     )
     command = [sys.executable, "-c", code, str(world.model), str(tmp_path)]

@@ -36,10 +36,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"group": "30-40, W"},
         "group '30-40, W' does not exist; did you mean '30-40, F'",
     ),
-    "a word for lengths": (
-        {"lengths": "emprical"},
-        "--lengths emprical does not exist; did you mean 'empirical'?",
-    ),
     "a negative radius": ({"coarsen": -1.0}, "--coarsen -1.0: give a radius of 0 km or more"),
     "a radius that is no number": ({"coarsen": float("nan")}, "--coarsen nan"),
     "a radius in miles": (

@@ -108,11 +108,6 @@ def test_zero_samples_can_be_drawn(model: Generator) -> None:
     assert len(model.sample(0)) == 0
 
 
-def test_lengths_can_be_forced(model: Generator) -> None:
-    lengths = np.array([1, 5, model.max_length, 3])
-    assert np.array_equal(np.diff(model.sample(4, lengths=lengths).offsets), lengths)
-
-
 def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
     assert model.groups is None
     with pytest.raises(MobatlasError, match="not conditioned on groups"):
@@ -336,7 +331,6 @@ class UniformPlaces:
         seed: int = 0,
         *,
         first: int = 0,
-        lengths: Any = None,
     ) -> Trajectories:
         places = len(self.vocabulary) - FIRST_POI
         rows = draw_rows(uniforms(seed, first, first + n)[:, 0], places)

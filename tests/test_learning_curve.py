@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bench.checkpoints import list_snapshots, load_snapshot
 from bench.report.learning_curve import learning_curve_table
 from bench.score_models import score_everybody, score_groups
 from mobatlas import MobatlasError, TrajectoryDataset
@@ -21,7 +22,7 @@ from mobatlas.generators.store import load_model
 from mobatlas.pipeline.models import train as train_model
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import build_regions
-from mobatlas.training.checkpoints import list_snapshots, load_snapshot, named_tensors
+from mobatlas.training.checkpoints import named_tensors
 from mobatlas.training.loop import Execution, Share
 from tests.outcomes import refused, run
 from tests.supervised import TUNING
@@ -192,7 +193,7 @@ def test_a_model_with_and_without_snapshots_has_the_same_bytes(
     dataset: TrajectoryDataset, model: Path, tmp_path: Path
 ) -> None:
     plain = trained(dataset.path, tmp_path / "plain", None)
-    for name in ("weights.safetensors", "config.json", "lengths.json"):
+    for name in ("weights.safetensors", "config.json"):
         assert (plain / name).read_bytes() == (model / name).read_bytes()
     assert {*names(model)} - {*names(plain)} == {"snapshots"}
 

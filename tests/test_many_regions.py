@@ -17,12 +17,12 @@ from scipy import sparse
 from bench import many_regions
 from bench.measure import Measured
 from mobatlas.data.types import Floats
-from mobatlas.regions import identifiability, types
+from mobatlas.regions import types
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import load_aggregates, write_aggregates
 from mobatlas.regions.types import Aggregates, Composition, Regions
 from mobatlas.supervision import tilt as tilts
-from mobatlas.supervision.tilt import _Units, fit_tilt
+from mobatlas.supervision.tilt import _FittedRows, fit_tilt
 
 PANEL = 30.0
 
@@ -105,34 +105,15 @@ def test_aggregates_are_written_and_read_in_parts(
     assert read.noise is not None and np.allclose(read.noise, v.values**2, equal_nan=True)
 
 
-def test_small_regions_merge_with_regions_of_similar_composition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, _ = many(300, 8, 10)
-    shares = made.composition.shares
-    n = np.full(300, 20.0)
-    closest = identifiability._merge(shares, n, 100.0)
-    monkeypatch.setattr(identifiability, "MERGE_BLOCK", 64)
-    rows, people = identifiability._merge(shares, n, 100.0)
-    assert people.sum() == 6_000 and people.min() >= 100
-    assert people @ rows == pytest.approx(n @ shares)
-    spread = [
-        float((size @ (each - shares.mean(0)) ** 2).sum())
-        for each, size in (closest, (rows, people))
-    ]
-    assert spread[1] > 0.7 * spread[0], "what differs between regions stays apart"
-
-
-def test_tilts_fitted_on_a_sample_hold_for_all_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilts_fitted_on_a_sample_hold_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     rows = sparse.csr_array(rng.poisson(0.4, (8_000, 12)).astype(float))
     target = np.asarray(rows.mean(0)).ravel() * rng.uniform(0.8, 1.25, 12)
     prior = rng.random(8_000)
-    monkeypatch.setattr(tilts, "MAX_UNITS", 4_000)
-    tilt, gap = _Units.of(rows, 1e-3).fit(target, prior, None)
+    monkeypatch.setattr(tilts, "MAX_ROWS", 4_000)
+    tilt = _FittedRows.of(rows, 1e-3).fit(target, prior, None)
     exact = fit_tilt(rows, target, 1e-3, prior=prior)
     assert tilt.weights.shape == (8_000,) and tilt.weights.sum() == pytest.approx(1)
-    assert gap == pytest.approx(0, abs=1e-8)
     assert np.abs(tilt.unmet).max() < 4 * np.sqrt(target.max() / 4_000)
     assert tilt.effective_sample_size == pytest.approx(exact.effective_sample_size, rel=0.05)
 

@@ -84,10 +84,6 @@ def described(**changes: Any) -> Callable[[Path], Any]:
         ),
         (described(groups={"age": ["young", "old"]}), "its weights do not fit config.json"),
         (described(more=1), "config.json: unknown key 'more'"),
-        (
-            lambda f: (f / "lengths.json").write_text('{"counts": [0, 1]}'),
-            "does not count trajectories of 1 to 16 tokens",
-        ),
     ],
 )
 def test_an_incomplete_model_folder_is_refused(

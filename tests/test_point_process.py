@@ -75,12 +75,11 @@ def durations(*, until: bool, days: int = DAYS) -> Durations:
         return cast(Durations, stirred(Durations(8, FIRST_POI + 3, days, to_window_end=until)))
 
 
-def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Spans:
+def spans(begins: int, *, until: bool, n: int = 1) -> Spans:
     """n equal spans that start `begins` seconds after the window, on a Wednesday."""
     hidden = torch.randn(1, 8, generator=chance(3))
     start = torch.tensor([2 * DAY])
-    shut = torch.tensor([barred])
-    one = durations(until=until)(hidden, torch.tensor([HOME]), start + begins, start, shut)
+    one = durations(until=until)(hidden, torch.tensor([HOME]), start + begins, start)
     rows = {name: getattr(one, name).expand(n, *getattr(one, name).shape[1:]) for name in PARTS}
     return replace(one, **rows)
 
@@ -117,13 +116,6 @@ def test_durations_have_the_frequencies_of_their_probabilities() -> None:
     for low, high in ((0, 1), (1, 300), (300, 3_000), (3_000, left), (left, left + 1)):
         share = float(((drawn >= low) & (drawn < high)).double().mean())
         assert share == pytest.approx(float(expected[low:high].sum()), abs=0.015)
-
-
-def test_a_stay_before_another_visit_ends_within_the_window() -> None:
-    drawn = spans(WINDOW - 60, until=True, n=1_000, barred=True).draw(
-        torch.rand(1_000, generator=chance(1))
-    )
-    assert int(drawn.max()) < 60
 
 
 def test_probabilities_of_hours_are_sums_over_seconds() -> None:
@@ -240,7 +232,6 @@ def test_times_are_ordered_within_the_window_and_do_not_overlap(
 ) -> None:
     check_times(model.sample(300, anchors=np.resize(dataset.anchors, (300, 4)), seed=1))
     check_times(fresh(NAME, dataset).sample(300, seed=1))
-    check_times(model.sample(40, seed=2, lengths=np.arange(40) % model.max_length + 1))
 
 
 def test_times_depend_on_the_seed_and_not_on_the_number_of_samples(
@@ -377,12 +368,10 @@ def test_every_strategy_learns_the_arrival_hours_of_groups(
     )
     options = SuperviseOptions(strategy, values=values)
     quiet = Execution(quiet=True)
-    report = supervise(trained, tmp_path / "model", evidence, options, execution=quiet)
+    supervise(trained, tmp_path / "model", evidence, options, execution=quiet)
     generate(tmp_path / "model", tmp_path / "some.parquet", 20, SampleRequest(group=GROUP, seed=3))
     some = pd.read_parquet(tmp_path / "some.parquet")
     assert set(some["group"]) == {GROUP} and some["arrival"].notna().all()
-    if strategy == "finetune":
-        assert report["finetune"]["soft_gap"]["hour"] < 0.2
     if strategy in ("tilt", "resample"):
         kept = (tmp_path / "model" / "calibration.json").read_text()
         assert '"hour:08"' in kept, "hours are calibrated too"

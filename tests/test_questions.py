@@ -15,6 +15,7 @@ from bench.cells import ANCHORS, PHASE1, Job, Setup, model_cells
 from bench.gaps import summarise
 from bench.next_poi import NEXT_POI_METRICS
 from bench.questions import PROFILES, Choice, rq1_jobs, rq2_jobs
+from bench.report.files import as_markdown
 from bench.report.questions import question_tables, write_page, write_question
 from bench.runner import Command, Experiment, Runner
 from mobatlas import MobatlasError
@@ -214,9 +215,9 @@ def test_tables_show_baseline_strong_floor_and_the_numbers_of_the_paper() -> Non
     assert tables["gap"].columns == ("partition", "model", *tables["average"].columns[2::2])
     assert {line[2] for line in tables["gap"].texts()} == {"50%"}, "that to strong"
     assert texts["finetune, tv"][3] == "\N{MINUS SIGN}10%"
-    assert "0.130" in tables["groups-poi"].as_markdown()
+    assert "0.130" in as_markdown(tables["groups-poi"])
     assert ">50, F" in tables["groups-poi"].columns
-    assert "0.130 ± 0.010" in question_tables(result_of("rq1", seeds=3))["groups-poi"].as_markdown()
+    assert "0.130 ± 0.010" in as_markdown(question_tables(result_of("rq1", seeds=3))["groups-poi"])
     published = tables["published-virginia"]
     assert "proprietary" in published.caption
     assert [line[2:] for line in published.texts() if line[1] == "baseline"] == [

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.least_squares import least_squares, least_squares_on_simplex
 from mobatlas import MobatlasError
 from mobatlas.data.types import Floats, Ints
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.partitions import nominal_partition
-from mobatlas.regions.recovery.recover import METHODS, RecoveryOptions, recover
+from mobatlas.regions.recovery.recover import RecoveryOptions, recover
 from mobatlas.regions.types import (
     GroupEvidence,
     Population,
@@ -823,11 +824,9 @@ def test_who_is_left_over_tells_what_the_regions_hide() -> None:
     mu0 = (n @ values[:4] + left * values[4]) / total
     alone = regions_of(shares, values[:4], n, TWO, spread=np.ones(20))
     known = replace(alone, population=Population(w, mu0, float(total)))
-    for method in METHODS:
-        recovery = recover(known, method)
-        assert recovery.shares == pytest.approx(w)
-        assert recovery.baseline == pytest.approx(mu0)
     recovery = recover(known)
+    assert recovery.shares == pytest.approx(w)
+    assert recovery.baseline == pytest.approx(mu0)
     poor = recover(alone)
     assert poor.shares == pytest.approx([0.5, 0.5])
     assert w @ recovery.means == pytest.approx(mu0)
@@ -849,15 +848,14 @@ def test_least_squares_recover_exactly_where_there_is_no_noise() -> None:
     shares = dirichlet(12, 8)
     means = np.random.default_rng(0).dirichlet(np.ones(6), 8) * 3
     simulated = regions_of(shares, shares @ means)
-    assert recover(simulated, "least-squares").means == pytest.approx(means, abs=1e-8)
-    assert recover(simulated, "simplex").means == pytest.approx(means, abs=1e-3)
-    assert recover(simulated, "simplex").means.sum(1) == pytest.approx(np.full(8, 3.0))
+    assert least_squares(simulated) == pytest.approx(means, abs=1e-8)
+    on_simplex = least_squares_on_simplex(simulated)
+    assert on_simplex == pytest.approx(means, abs=1e-3)
+    assert on_simplex.sum(1) == pytest.approx(np.full(8, 3.0))
 
 
 def test_bad_input_is_said_in_a_sentence() -> None:
     simulated, _ = simulate(dirichlet(4, 8), 100.0, 0)
-    with pytest.raises(MobatlasError, match=f"'magic' does not exist.*{METHODS[0]}"):
-        recover(simulated, "magic")
     shares = simulated.composition.shares
     values = simulated.aggregates.values
     with pytest.raises(MobatlasError, match="region 'R2' has no people; remove it"):

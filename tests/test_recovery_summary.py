@@ -344,9 +344,3 @@ def test_levels_that_two_attributes_have_are_refused() -> None:
     groups = Groups.of({"income": ("low", "high"), "education": ("low", "high")})
     with pytest.raises(MobatlasError, match="several attributes; compare two groups"):
         summarise_recovery(random_posterior(groups, 2, 0.1, seed=9), compare=("low", "high"))
-
-
-def test_least_squares_have_no_summary() -> None:
-    recovery = replace(random_posterior(FOUR, 2, 0.1, seed=9), log_covariance=None)
-    with pytest.raises(MobatlasError, match="no error bars"):
-        summarise_recovery(recovery)

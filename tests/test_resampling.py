@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
+from bench.floors import sampling_floor
 from mobatlas import MetricSpec, Trajectories, TrajectoryDataset
 from mobatlas.data.types import FIRST_POI, Floats, Ints, build_vocabulary
 from mobatlas.evaluation.comparison import (
@@ -25,7 +26,6 @@ from mobatlas.evaluation.comparison import (
     interval,
     match_groups,
     real_groups,
-    sampling_floor,
 )
 from mobatlas.evaluation.metrics import MetricInput
 from mobatlas.evaluation.resampling import (

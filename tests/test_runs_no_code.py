@@ -59,13 +59,11 @@ PREFIXES = (
     "asyncio.create_subprocess",
 )
 IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location")
-# Modules that may import by a variable name: names of ours, and code that the user asks for with
-# an option.
+# Modules that may import by a variable name, a name of ours.
 MAY_IMPORT = {
     "__init__.py",
     "cli/__init__.py",
     "generators/protocol.py",
-    "generators/external.py",
 }
 # Who may start a process: of mobatlas itself, with arguments of its own.
 MAY_START: set[str] = set()

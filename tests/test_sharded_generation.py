@@ -69,7 +69,7 @@ class World:
             options = {name: value for name, value in brief.items() if name in OPTIONS[family]}
             generator = fitted(family, self.dataset, **options)
             with new_folder(out, "model") as folder:
-                save_model(folder.path, generator, family, self.dataset)
+                save_model(folder.path, generator, family)
                 hash_ = self.dataset.manifest.content_hash
                 folder.details["dataset"] = {"path": str(self.dataset.path), "hash": hash_}
         return out
@@ -137,7 +137,7 @@ def test_shards_of_a_region_of_a_table_and_of_coarse_homes_are_the_whole(
 ) -> None:
     model = world.supervised("tilt")
     ways: dict[str, dict[str, Any]] = {
-        "region": {"n": 520, "region": REGION, "lengths": "empirical"},
+        "region": {"n": 520, "region": REGION},
         "group": {"n": 520, "group": GROUP},
         "anchors": {"n": 520, "anchors": homes, "coarsen": "1km"},
         "grid": {"n": 520, "anchors": homes, "coarsen": "grid:500m"},

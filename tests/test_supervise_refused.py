@@ -30,11 +30,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ("strategy", "options", "sentence"),
     [
         ("tilt", ["--n", 5], "--calibrate needs groups"),
-        (
-            "tilt",
-            ["--n", 5, "--group", GROUP, "--lengths", "empirical"],
-            "have the lengths of the model",
-        ),
         ("tilt", ["--n", 5, "--group", "30-40, W"], "did you mean '30-40, F'?"),
         ("model", ["--n", 5, "--group", GROUP], "has no groups"),
     ],
@@ -98,7 +93,7 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
             ["--strategy", "finetune", "--set", "finetune.stepps=3"],
             "unknown key 'stepps' in 'finetune'",
         ),
-        (["--set", "tilt.unit=persons"], "tilt.unit"),
+        (["--set", "tilt.ridge=-1"], "tilt.ridge"),
         (["--set", "calibration.pool=10"], "a pool of 10 is too small"),
         (["--set", "groups_explain=0"], "groups_explain"),
         (["--strategy", "strong", "--set", "groups_explain=1"], "--set groups_explain is for"),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from bench.least_squares import pseudo_inverse
 from mobatlas.data.types import Floats
-from mobatlas.regions.recovery.recover import pseudo_inverse
 from mobatlas.supervision.tilt import fit_tilt
 
 STATES = 40  # trajectories in the space

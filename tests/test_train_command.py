@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,6 @@ from tests.commands import (
 )
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-NO_BOARD = pytest.mark.skipif(find_spec("tensorboard") is not None, reason="it is installed")
 # what the autoencoder adds to its latents is drawn in each process for itself
 FEW = (
     "--set",
@@ -167,7 +165,6 @@ def test_a_model_outlives_an_overwrite_that_cannot_begin(world: World, tmp_path:
         ),
         pytest.param(["--devices", "0"], "--devices 0", id="devices"),
         pytest.param(["--precision", "8"], "--precision 8 does not exist", id="precision"),
-        pytest.param(["--tensorboard"], "mobatlas[tensorboard]", marks=NO_BOARD, id="tensorboard"),
         pytest.param(["--seed", "-1"], "seed", id="seed"),
         pytest.param(["--seed", "one"], "invalid value for '--seed'", id="no number"),
         pytest.param(["--sed", "1"], "no such option: --sed", id="no option"),

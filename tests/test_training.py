@@ -297,13 +297,3 @@ def test_a_device_or_a_precision_that_is_not_there_is_named() -> None:
             MobatlasError, match="--accelerator cuda: this machine has no such device"
         ):
             Trainer(None, Execution(accelerator="cuda"))
-
-
-def test_tensorboard_is_named_where_it_is_missing() -> None:
-    try:
-        import tensorboard  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
-    except ImportError:
-        with pytest.raises(MobatlasError, match=r"mobatlas\[tensorboard\]"):
-            Trainer(None, Execution(accelerator="cpu", tensorboard=True))
-    else:
-        pytest.skip("it is installed")

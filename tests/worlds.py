@@ -52,7 +52,7 @@ class World:
 
 def keep(out: Path, generator: Generator, dataset: TrajectoryDataset) -> Path:
     with new_folder(out, "model") as folder:
-        save_model(folder.path, generator, FAMILY, dataset)
+        save_model(folder.path, generator, FAMILY)
         folder.details["dataset"] = {
             "path": str(dataset.path),
             "hash": dataset.manifest.content_hash,

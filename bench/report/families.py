@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.report.files import write_tables
 from mobatlas.features.maps import FEATURES
-from mobatlas.report.tables import SHARE, Cell, Table, write_tables
+from mobatlas.report.tables import SHARE, Cell, Table
 
 SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
 MIN_GAP = 0.01  # bits between baseline and floor; no share is computed below

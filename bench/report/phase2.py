@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.report.files import write_tables
 from bench.score_models import FLOOR
 from mobatlas.evaluation.metrics import metrics
-from mobatlas.report.tables import SHARE, Cell, Table, write_tables
+from mobatlas.report.tables import SHARE, Cell, Table
 
 SHOWN = ("poi", "spatial")  # groups differ by more than sampling noise
 Result = Mapping[str, Any]

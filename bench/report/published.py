@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypedDict
 
 from mobatlas.errors import MobatlasError, suggestion
 
 QUESTIONS = ("rq1", "rq1_groups", "rq2", "rq2_groups", "rq3")
 STATES = ("Virginia", "California")
-TABLES = resources.files("mobatlas.report").joinpath("published.json")
+TABLES = Path(__file__).with_name("published.json")
 AVERAGE = "average"  # over groups
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.report.figures import Bars, Lines, bars_figure, curves_figure, heatmap_figure
+from bench.report.files import as_markdown, write_tables
 from bench.report.published import AVERAGE, STATES, published, published_rows
 from bench.score_models import FLOOR
 from bench.summary import Result, read_result
@@ -16,7 +17,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
 from mobatlas.features.maps import FEATURES
 from mobatlas.io.manifest import write_atomic
-from mobatlas.report.tables import SHARE, Cell, Table, write_tables
+from mobatlas.report.tables import SHARE, Cell, Table
 
 QUESTIONS = {
     "rq1": "RQ1: how groups are mixed in regions",
@@ -107,7 +108,7 @@ def _definitions(folder: Path) -> Iterator[str]:
     for path in paths:
         result = read_result(path)
         yield f"`{result['command']}`, mean of {len(result['seeds'])} seeds.\n"
-        yield definitions_table(result).as_markdown()
+        yield as_markdown(definitions_table(result))
 
 
 def _section(result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
@@ -129,7 +130,7 @@ def _section(result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
         yield f"![{path.stem.replace('-', ' ')}]({figures.name}/{path.name})\n"
     tables = list(question_tables(result).values())
     for table in tables if all_tables else tables[:1]:
-        yield table.as_markdown()
+        yield as_markdown(table)
 
 
 def _title(result: Result) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from bench.people import DRAWING
 from bench.real import real_name
 from bench.report.figures import forest_figure
+from bench.report.files import as_markdown, write_tables
 from bench.report.questions import TITLES, WRITTEN, question_tables, write_markdown
 from bench.reweight import METRICS as WEIGHED
 from bench.reweight import case_label
@@ -20,7 +21,7 @@ from bench.summary import SUMMARY, Result, read_result
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
-from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
+from mobatlas.report.tables import MINUS, SHARE, Cell, Table
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
 VIEWS = {
@@ -172,11 +173,11 @@ def _section(name: str, result: Result, figures: Path, all_tables: bool) -> Iter
         yield f"![{path.stem.replace('-', ' ')}]({figures.name}/{path.name})\n"
     yield "### In short\n"
     for table in headline_tables(result).values():
-        yield table.as_markdown()
+        yield as_markdown(table)
     if all_tables:
         yield "### All tables\n"
         for table in real_tables(result).values():
-            yield table.as_markdown()
+            yield as_markdown(table)
 
 
 def _prediction(result: Result) -> Iterator[str]:
@@ -184,7 +185,7 @@ def _prediction(result: Result) -> Iterator[str]:
     yield f"`{result['command']}`, regions {result['partition']}.\n"
     for name, table in question_tables(result).items():
         if not name.startswith("published"):
-            yield table.as_markdown()
+            yield as_markdown(table)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,6 @@ TRAINING = [
         f"{TRAIN} autoregressive --preset paper --seed 2 {GENERATORS['autoregressive']} {TEACHING}",
         ("dataset",),
     ),
-    Case("external-code", f"{TRAIN} external --set entry_point=inputs.code:sample", ("dataset",)),
     Case(
         "autoregressive-devices",
         f"{TRAIN} autoregressive --devices 2 {GENERATORS['autoregressive']}",
@@ -232,7 +231,6 @@ SUPERVISION = [
     _supervise("latent-diffusion-map", "tilt", f"--strategy tilt {CALIBRATION}"),
     _supervise("latent-diffusion-paper", "finetune", f"--strategy finetune {FINETUNE}"),
     _supervise("point-process", "hour", f"--strategy tilt {CALIBRATION}", "regions-hour"),
-    _supervise("external-code", "resample", f"--strategy resample --trust-code {CALIBRATION}"),
 ]
 
 
@@ -246,7 +244,6 @@ AUTOREGRESSIVE = {
     "people": "--anchors inputs/homes.csv",
     "anchors": "--anchors inputs/anchors.csv --seed 5",
     "people-calibrated": "--anchors inputs/homes.csv --calibrate",
-    "lengths": "--n 30 --lengths empirical",
     "disc": f"--n 20 --coarsen 3km --group {GROUP}",
     "grid": "--n 20 --coarsen grid:1km",
     "shard": "--n 600 --shard 2/3",
@@ -273,7 +270,6 @@ SAMPLING = [
     _generate("sample-devices", "autoregressive.tilt", "--n 600 --devices 2", fresh=True),
     _generate("sample-paper", "latent-diffusion-paper", "--n 20"),
     _generate("sample-map", "latent-diffusion-map.tilt", f"--n 20 --group {GROUP}"),
-    _generate("sample-code", "external-code.resample", f"--n 20 --group {GROUP} --trust-code"),
     Case(
         "refused.parquet",
         f"generate autoregressive --n 5 --group {GROUP} --out {{out}}",
@@ -286,13 +282,14 @@ EVALUATION = [
     Case(
         "evaluation",
         "evaluate sample-people.parquet --dataset dataset "
-        "--baseline autoregressive-baseline.parquet --out {out} --json "
+        "--baseline autoregressive-baseline.parquet --json "
         "--strong autoregressive-labelled.parquet",
         (
             "sample-people.parquet",
             "autoregressive-baseline.parquet",
             "autoregressive-labelled.parquet",
         ),
+        (),
     ),
     Case(
         "evaluation-times",
@@ -303,8 +300,9 @@ EVALUATION = [
     Case("run", "run inputs/run.yaml --out {out} --json --quiet", ("city",)),
     Case(
         "audit",
-        "audit run/samples/hot16.parquet --dataset run/dataset --out {out} --json",
+        "audit run/samples/hot16.parquet --dataset run/dataset --json",
         ("run",),
+        (),
     ),
     Case("run-unlabelled", "run inputs/unlabelled.yaml --out {out} --json --quiet", ("city",)),
     Case("report.html", "report run --out {out}", ("run",)),

@@ -12,14 +12,6 @@ import yaml
 ANCHORS = ["home_lat", "home_lon", "work_lat", "work_lon"]
 WINDOW_DAYS = 3
 READER_PEOPLE = 60
-CODE = """\
-import random
-
-def sample(anchors, seeds):
-    places = [f"p{number:05d}" for number in range(1, 21)]
-    drawn = [random.Random(int(seed)) for seed in seeds]
-    return [["HOME", each.choice(places), each.choice(places), "HOME"] for each in drawn]
-"""
 TRAINING = {"steps": 20, "batch": 32, "warmup": 2}
 RUN: dict[str, Any] = {
     "title": "A tiny city",
@@ -57,7 +49,6 @@ def write_inputs(city: Path, folder: Path) -> None:
     _write_published(folder, visits, people)
     _write_anchors(folder, people)
     _write_pool(folder, people, pois)
-    (folder / "code.py").write_text(CODE)
     _write_configurations(folder, city)
     few = visits[visits["user_id"].isin(people["user_id"][:READER_PEOPLE])].reset_index(drop=True)
     few_people = people[:READER_PEOPLE]

@@ -23,7 +23,6 @@ from mobatlas.data.city import (
 from mobatlas.data.city import (
     write_city_folder as write_city_folder,
 )
-from mobatlas.data.dataset import Batch as Batch
 from mobatlas.data.dataset import Trajectories as Trajectories
 from mobatlas.data.dataset import TrajectoryDataset as TrajectoryDataset
 from mobatlas.data.prepare.pipeline import Summary as Summary
@@ -34,15 +33,7 @@ from mobatlas.data.samples import posterior_intervals as posterior_intervals
 from mobatlas.data.samples import read_samples as read_samples
 from mobatlas.data.types import Vocabulary as Vocabulary
 from mobatlas.errors import MobatlasError as MobatlasError
-from mobatlas.evaluation.comparison import (
-    compare as compare,
-)
-from mobatlas.evaluation.comparison import (
-    evaluate_groups as evaluate_groups,
-)
-from mobatlas.evaluation.comparison import (
-    sampling_floor as sampling_floor,
-)
+from mobatlas.evaluation.comparison import compare as compare
 from mobatlas.evaluation.evaluate import Evaluation as Evaluation
 from mobatlas.evaluation.evaluate import evaluate as evaluate
 from mobatlas.evaluation.metrics import MetricSpec as MetricSpec
@@ -98,24 +89,6 @@ from mobatlas.regions.types import (
 from mobatlas.report.html import write_report as write_report
 from mobatlas.report.recovery import RecoveryView as RecoveryView
 from mobatlas.report.recovery import write_recovery as write_recovery
-from mobatlas.report.tables import (
-    Table as Table,
-)
-from mobatlas.report.tables import (
-    audit_tables as audit_tables,
-)
-from mobatlas.report.tables import (
-    evaluation_tables as evaluation_tables,
-)
-from mobatlas.report.tables import (
-    write_audit as write_audit,
-)
-from mobatlas.report.tables import (
-    write_evaluation as write_evaluation,
-)
-from mobatlas.report.tables import (
-    write_tables as write_tables,
-)
 from mobatlas.sampling.chunks import SampleRequest as SampleRequest
 from mobatlas.sampling.generate import generate as generate
 from mobatlas.supervision.store import load_sampler as load_sampler

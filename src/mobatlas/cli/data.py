@@ -229,16 +229,11 @@ def diagnose(
     ] = None,
     split_ages: SplitAges = False,
     rename: Rename = None,
-    min_region: Annotated[
-        float, typer.Option(help="Propose to merge regions with fewer people than this.")
-    ] = 50.0,
-    figure: Figure = None,
     json: Json = False,
 ) -> None:
     """Show which differences between groups the evidence can identify, and how well."""
     from mobatlas.regions.identifiability import diagnose_regions
     from mobatlas.regions.margins import Census
-    from mobatlas.report.charts import diagnosis_figure
     from mobatlas.report.console import diagnosis_table
 
     if (folder is None) == (composition is None):
@@ -251,8 +246,7 @@ def diagnose(
                 "--n is only for --composition; a regions folder contains its numbers of people"
             )
         built = mobatlas.load_regions(folder)
-        table = built.composition
-        result = diagnose_regions(built, min_region)
+        result = diagnose_regions(built)
     else:
         assert composition is not None
         straddle = "uniform" if split_ages else "refuse"
@@ -260,9 +254,7 @@ def diagnose(
         census = Census(composition, joint_prior, straddle, parse_renames(rename or ()))
         table = census.read(n=n, notes=notes)
         typer.echo("".join(f"{note}\n" for note in notes), err=True, nl=False)
-        result = mobatlas.diagnose(table, n, min_region=min_region)
-    if figure is not None:
-        diagnosis_figure(result, table, figure)
+        result = mobatlas.diagnose(table, n)
     show(result.as_dict(), json, diagnosis_table(result))
 
 
@@ -342,14 +334,7 @@ def evaluate(
             help="Calibrated samples of the model trained on labels.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Also write tables (CSV, Markdown, LaTeX, JSON)."
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Measure how close samples are to real people, by group and overall."""
@@ -364,8 +349,6 @@ def evaluate(
         strong_calibrated=strong_calibrated,
         seed=seed,
     )
-    if out is not None:
-        mobatlas.write_evaluation(out, result, overwrite=overwrite)
     show(result.as_dict(), json, evaluation_table(result))
 
 
@@ -380,16 +363,7 @@ def audit(
     dataset: Annotated[
         Path, typer.Option("--dataset", help="The dataset folder that the model was trained on.")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Also write audit.json and tables (CSV, Markdown, LaTeX, JSON).",
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -399,6 +373,4 @@ def audit(
 
     with track("auditing", STEPS, quiet) as tracker:
         result = mobatlas.audit(samples, dataset, seed=seed, tracker=tracker)
-    if out is not None:
-        mobatlas.write_audit(out, result, overwrite=overwrite)
     show(result.as_dict(), json, audit_table(result))

@@ -1,6 +1,5 @@
 """Commands for models: train, supervise, generate."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,6 @@ from mobatlas.cli.options import (
     FromScratch,
     GroupNames,
     Json,
-    Lengths,
     Membership,
     Out,
     Overwrite,
@@ -36,9 +34,7 @@ from mobatlas.cli.options import (
     Shard,
     SnapshotSteps,
     StrategyName,
-    TensorBoard,
     TrainingSeed,
-    TrustCode,
     show,
 )
 from mobatlas.config import load_run, merge, parse_assignments
@@ -69,7 +65,6 @@ def train(
     precision: Precision = "auto",
     checkpoint_seconds: CheckpointSeconds = 30.0,
     snapshot_steps: SnapshotSteps = None,
-    tensorboard: TensorBoard = False,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -85,7 +80,7 @@ def train(
     )
     saved = (checkpoint_seconds, snapshot_steps)
     execution = mobatlas.Execution(
-        resume, overwrite, accelerator, devices, precision, *saved, tensorboard, quiet
+        resume, overwrite, accelerator, devices, precision, *saved, quiet
     )
     report = mobatlas.train(
         dataset,
@@ -113,7 +108,6 @@ def supervise(
     from_scratch: FromScratch = False,
     preset: FinetunePreset = None,
     dataset: DatasetOverride = None,
-    trust_code: TrustCode = False,
     config: Config = None,
     assignments: Assignments = None,
     seed: TrainingSeed = None,
@@ -123,7 +117,6 @@ def supervise(
     precision: Precision = "auto",
     checkpoint_seconds: CheckpointSeconds = 30.0,
     snapshot_steps: SnapshotSteps = None,
-    tensorboard: TensorBoard = False,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -132,13 +125,12 @@ def supervise(
     from mobatlas.report.console import supervised_table
     from mobatlas.supervision.strategies import STRATEGIES
 
-    _trust(trust_code)
     run = load_run(config)
     chosen = strategy or run.supervise.strategy
     presets = STRATEGIES[chosen].presets if chosen in STRATEGIES else {}
     saved = (checkpoint_seconds, snapshot_steps)
     device = (accelerator, devices, precision)
-    execution = mobatlas.Execution(resume, overwrite, *device, *saved, tensorboard, quiet)
+    execution = mobatlas.Execution(resume, overwrite, *device, *saved, quiet)
     report = mobatlas.supervise(
         model,
         out,
@@ -174,13 +166,11 @@ def generate(
         Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
     anchors: Anchors = None,
-    lengths: Lengths = "model",
     coarsen: Coarsen = None,
     calibrate: Calibrate = False,
     posterior: Posterior = False,
     draws: Draws = 20,
     dataset: DatasetOverride = None,
-    trust_code: TrustCode = False,
     seed: Annotated[
         int, typer.Option(help="The same seed on the same machine gives the same file.")
     ] = 0,
@@ -195,14 +185,12 @@ def generate(
     from mobatlas.report.console import generated_table
     from mobatlas.sampling.chunks import Shard as Part
 
-    _trust(trust_code)
     total = max(1, (n or 1) // Part.parse(shard).of) if shard is not None else n or 1
     request = mobatlas.SampleRequest(
         group=group or None,
         region=region,
         regions=regions,
         anchors=anchors,
-        lengths=lengths,
         coarsen=coarsen,
         calibrate=calibrate,
         posterior=posterior,
@@ -217,9 +205,3 @@ def generate(
             model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
     show(result.as_dict(), json, generated_table(result.as_dict()))
-
-
-def _trust(code: bool) -> None:
-    """Allow imports of external code in this process and its children."""
-    if code:
-        os.environ["MOBATLAS_TRUST_CODE"] = "1"

@@ -51,15 +51,8 @@ SnapshotSteps = Annotated[
     ),
 ]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model folder.")
-]
 DatasetOverride = Annotated[
     Path | None, typer.Option("--dataset", help="The model's dataset folder, if it has moved.")
-]
-TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Allow importing the Python code of an external model."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print log lines instead of a progress bar.")]
 TrainingSeed = Annotated[
@@ -284,10 +277,6 @@ Anchors = Annotated[
     typer.Option(
         help="A table with home_lat, home_lon, work_lat, work_lon and, optionally, group."
     ),
-]
-Lengths = Annotated[
-    str,
-    typer.Option(help="Lengths of trajectories: model, or empirical (drawn from training people)."),
 ]
 Coarsen = Annotated[
     str | None,

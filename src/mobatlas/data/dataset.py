@@ -45,23 +45,6 @@ Tensor = Any  # torch.Tensor, or a numpy array in its place
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Some trajectories, padded to the longest of them.
-
-    Examples
-    --------
-    >>> batch = TrajectoryDataset.open("dataset").gather([0, 5])  # doctest: +SKIP
-    >>> batch.lengths  # doctest: +SKIP
-    array([12, 31])
-    """
-
-    indices: Ints  # (batch,) trajectories of the dataset
-    tokens: Tokens  # (batch, length), PAD after the end
-    lengths: Ints  # (batch,)
-    anchors: Floats  # (batch, 4) home lat, lon, work lat, lon; NaN where unknown
-
-
-@dataclass(frozen=True)
 class TrajectoryDataset:
     """Trajectories of a DATASET folder, without labels.
 
@@ -70,8 +53,8 @@ class TrajectoryDataset:
     Examples
     --------
     >>> dataset = TrajectoryDataset.open("dataset")  # doctest: +SKIP
-    >>> batch = dataset.batch("train", 64, seed=0, step=10)  # doctest: +SKIP
-    >>> batch.tokens.shape  # doctest: +SKIP
+    >>> rows = dataset.order("train", 64, seed=0, step=10)  # doctest: +SKIP
+    >>> dataset.gather(rows).shape  # doctest: +SKIP
     (64, 71)
     """
 
@@ -165,21 +148,12 @@ class TrajectoryDataset:
         """Return the tokens of all trajectories, concatenated."""
         return np.concatenate(self._tokens)
 
-    def gather(self, indices: Sequence[int] | Ints, max_length: int | None = None) -> Batch:
-        """Return trajectories by number, padded, and truncated after `max_length` tokens."""
+    def gather(self, indices: Sequence[int] | Ints, max_length: int | None = None) -> Tokens:
+        """Return tokens (batch, length) of trajectories, PAD after the end or `max_length`."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
             raise IndexError(f"trajectories are numbered 0 to {len(self) - 1}")
-        return Batch(
-            indices=chosen,
-            tokens=self._padded(self._tokens, chosen, max_length),
-            lengths=self._lengths(chosen, max_length),
-            anchors=self.anchors[self.person[chosen]],
-        )
-
-    def _lengths(self, chosen: Ints, max_length: int | None) -> Ints:
-        lengths = self.lengths[chosen]
-        return lengths if max_length is None else np.minimum(lengths, max_length)
+        return self._padded(self._tokens, chosen, max_length)
 
     def _part(self, trajectories: int | Ints) -> Ints:
         """The record batch of trajectories."""
@@ -189,7 +163,9 @@ class TrajectoryDataset:
         self, parts: Sequence[npt.NDArray[Int]], chosen: Ints, max_length: int | None
     ) -> npt.NDArray[Int]:
         """Values of some trajectories (batch, length), PAD after the end; one array per part."""
-        lengths = self._lengths(chosen, max_length)
+        lengths = self.lengths[chosen]
+        if max_length is not None:
+            lengths = np.minimum(lengths, max_length)
         columns = np.arange(int(lengths.max(initial=0)))
         valid = columns < lengths[:, None]  # (batch, length)
         position = self._starts[chosen, None] + columns  # (batch, length) within the record batch
@@ -200,14 +176,8 @@ class TrajectoryDataset:
             values[cells] = parts[number][position[cells]]
         return values
 
-    def batch(
-        self, split: str, size: int, seed: int, step: int, max_length: int | None = None
-    ) -> Batch:
-        """Return the batch of a step: every trajectory once per epoch, ordered by the seed."""
-        return self.gather(self.order(split, size, seed, step), max_length)
-
     def order(self, split: str, size: int, seed: int, step: int) -> Ints:
-        """Return the trajectories of the batch of a step."""
+        """Return the trajectories of a step: each once per epoch, ordered by the seed."""
         members = self.split(split)
         if not len(members):
             raise MobatlasError(f"{self.path}: no trajectory in split '{split}'")
@@ -477,7 +447,7 @@ class Trajectories:
             self._with_tokens(places, offsets), anchors=self.anchors[chosen], person=person
         )
 
-    def cut(self, longest: Ints | int) -> Self:
+    def cut(self, longest: int) -> Self:
         """Return the first tokens of each trajectory, at most `longest` of each."""
         lengths = np.minimum(np.diff(self.offsets), longest)  # (trajectories,)
         inside = self.position < lengths[self.owner]

@@ -17,7 +17,6 @@ from scipy import sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 from mobatlas.evaluation.resampling import (
     Divergence,
@@ -65,14 +64,6 @@ def present(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The fields of a result for JSON, without those that were not measured."""
     optional = ("diversity", "gap_error")
     return {name: value for name, value in items if value is not None or name not in optional}
-
-
-@dataclass(frozen=True)
-class Floor:
-    """Scores of real training people: the JSD that sampling alone leaves."""
-
-    groups: Scores | None  # None if the dataset has no labels
-    everybody: Scores  # all people as one group, with or without labels
 
 
 @dataclass(frozen=True)
@@ -224,99 +215,8 @@ def match_groups(
         name: _match(
             name, real[name], {key: side[name] for key, side in models.items()}, size, seed
         )
-        for name in _common_groups(real, models)
+        for name in real
     }
-
-
-def evaluate_groups(
-    spec: MetricSpec,
-    real: Mapping[str, Trajectories],
-    synthetic: Mapping[str, Trajectories],
-    *,
-    size: Size = None,
-    seed: int = 0,
-) -> Scores:
-    """Every metric by group, at equal sizes.
-
-    Parameters
-    ----------
-    spec
-        The bins, from `MetricSpec.of(dataset)`.
-    real, synthetic
-        Group -> trajectories, with the same groups on both sides.
-    size
-        Maximum number of trajectories of a group. The larger side is thinned at random to the size
-        of the smaller one.
-    seed
-        Random seed of the thinning. Models with equally many samples are compared with the same
-        real trajectories.
-
-    Returns
-    -------
-    Scores
-        Divergences by group and their average.
-
-    Examples
-    --------
-    >>> scores = evaluate_groups(spec, real, synthetic)  # doctest: +SKIP
-    >>> scores.average["poi"]  # doctest: +SKIP
-    """
-    return compare_models(spec, real, {"model": synthetic}, size=size, seed=seed).scores["model"]
-
-
-def sampling_floor(
-    dataset: TrajectoryDataset,
-    spec: MetricSpec | None = None,
-    *,
-    split: str = "test",
-    size: Size = None,
-    seed: int = 0,
-) -> Floor:
-    """Score real training people against real people of a split.
-
-    Both sides have equally many people, and each person has a partner with as many trajectories.
-
-    Parameters
-    ----------
-    dataset
-        The prepared dataset. A person is in one split only.
-    spec
-        The bins, by default those of the training people.
-    split
-        The people to compare with.
-    size
-        Maximum number of trajectories, as in `evaluate_groups`; a mapping may also name
-        'everybody'.
-    seed
-        Decides which trajectories are compared.
-
-    Returns
-    -------
-    Floor
-        Scores by group, if the dataset has labels, and of everybody.
-
-    Examples
-    --------
-    >>> sampling_floor(dataset).everybody.average["poi"]  # doctest: +SKIP
-    """
-    spec = MetricSpec.of(dataset) if spec is None else spec
-    everybody = [
-        {EVERYBODY: Trajectories.of(dataset, dataset.split(side))} for side in (split, "train")
-    ]
-    groups = None
-    if labelled_groups(dataset) is not None:
-        groups = _floor(spec, [real_groups(dataset, side) for side in (split, "train")], size, seed)
-    return Floor(groups, _floor(spec, everybody, size, seed))
-
-
-def _floor(
-    spec: MetricSpec, sides: Sequence[Mapping[str, Trajectories]], size: Size, seed: int
-) -> Scores:
-    real, training = sides
-    comparison = compare_models(
-        spec, real, {FLOOR: training}, size=size, seed=seed, reference=training
-    )
-    return comparison.scores[FLOOR]
 
 
 def labelled_groups(dataset: TrajectoryDataset) -> Groups | None:
@@ -538,23 +438,6 @@ def _numbered(people: Ints) -> Ints:
     return np.unique(people, return_inverse=True)[1] % MAX_UNITS
 
 
-def _common_groups(
-    real: Mapping[str, Trajectories], models: Mapping[str, Mapping[str, Trajectories]]
-) -> list[str]:
-    """The groups in the order of the real side; all sides must have the same."""
-    for synthetic in models.values():
-        for name in [*real, *synthetic]:
-            if name not in real or name not in synthetic:
-                missing = "synthetic" if name in real else "real"
-                raise MobatlasError(
-                    f"group '{name}' has no {missing} trajectories; give the same groups on both "
-                    "sides"
-                )
-    if not real:
-        raise MobatlasError("there is no group to evaluate; give at least one on both sides")
-    return list(real)
-
-
 def _match(
     name: str,
     real: Trajectories,
@@ -569,12 +452,6 @@ def _match(
     limit = size.get(name) if isinstance(size, Mapping) else size
     smallest = min(map(len, (real, *sides.values())))
     n = smallest if limit is None else min(smallest, limit)
-    if n < 1:
-        counts = ", ".join(f"{len(side)} of {label}" for label, side in sides.items())
-        raise MobatlasError(
-            f"group '{name}' cannot be compared: it has {len(real)} real trajectories and {counts}"
-            + ("" if limit is None else f" at size {limit}")
-        )
     key = [seed, crc32(name.encode())]
     rows = _thinned(len(real), n, [*key, REAL])
     partners = {}

@@ -125,7 +125,7 @@ def evaluate(
     Returns
     -------
     Evaluation
-        Scores by group and for everybody; `evaluation_tables` turns them into tables.
+        Scores by group and for everybody.
 
     Examples
     --------

@@ -172,7 +172,7 @@ class MetricSpec:
         Returns
         -------
         MetricSpec
-            Pass it to `compare` and `evaluate_groups`.
+            Pass it to `compare`.
         """
         if cells < 1:
             raise MobatlasError(

@@ -95,9 +95,7 @@ class NetworkGenerator(ABC):
         """Set `network`, for a vocabulary of that size, and `codec` if visits have times."""
 
     @abstractmethod
-    def _sample_tile(
-        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
-    ) -> Tensor:
+    def _sample_tile(self, number: int, groups: Ints, anchors: Floats, seed: int) -> Tensor:
         """Return the samples (TILE, ...) of a tile as its codec has them."""
 
     def _networks(self) -> dict[str, nn.Module]:
@@ -162,27 +160,19 @@ class NetworkGenerator(ABC):
         seed: int = 0,
         *,
         first: int = 0,
-        lengths: Ints | None = None,
     ) -> Trajectories:
         groups = unknown_groups(n) if groups is None else groups
         anchors = np.full((n, 4), np.nan) if anchors is None else anchors
-        return self.codec.to_trajectories(
-            self._sample_rows(groups, anchors, seed, first, lengths), anchors
-        )
+        return self.codec.to_trajectories(self._sample_rows(groups, anchors, seed, first), anchors)
 
     @torch.no_grad()
-    def _sample_rows(
-        self, groups: Ints, anchors: Floats, seed: int, first: int = 0, lengths: Ints | None = None
-    ) -> Tensor:
+    def _sample_rows(self, groups: Ints, anchors: Floats, seed: int, first: int = 0) -> Tensor:
         """Return samples (n, ...) as the codec has them, PAD after the end."""
         samples = torch.full((len(groups), *self.codec.row_shape(self.max_length)), PAD)
         for tile in tiles(first, len(groups)):
-            ends = (
-                None if lengths is None else torch.from_numpy(tile.spread(lengths)).to(self.device)
-            )
             with autocast(self.device):
                 rows = self._sample_tile(
-                    tile.number, tile.spread(groups), tile.spread(anchors), seed, ends
+                    tile.number, tile.spread(groups), tile.spread(anchors), seed
                 )
             samples[tile.rows] = rows[tile.places].cpu()
         return samples
@@ -370,13 +360,11 @@ class SequenceGenerator(NetworkGenerator):
     def _uniform(self, seed: int, number: int, stream: int, *shape: int) -> Tensor:
         return torch.rand(TILE, *shape, generator=tile_rng(seed, number, stream)).to(self.device)
 
-    def _sample_tile(
-        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
-    ) -> Tensor:
+    def _sample_tile(self, number: int, groups: Ints, anchors: Floats, seed: int) -> Tensor:
         noise = self._noise(number, seed)
         condition = self.network.condition(*self._person(groups, anchors), noise)
         uniform = partial(self._uniform, seed, number)
-        return self.network.decoder.sample(condition, uniform, self.max_length, lengths)
+        return self.network.decoder.sample(condition, uniform, self.max_length)
 
     def soft_sample(
         self,

@@ -140,18 +140,10 @@ class Durations(nn.Module):
         for part in (*self.bins.parameters(), *self.clock.parameters()):  # all bins equally likely
             nn.init.zeros_(part)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        tokens: Tensor,
-        starts: Tensor,
-        window: Tensor,
-        continues: Tensor | None = None,
-    ) -> Spans:
+    def forward(self, hidden: Tensor, tokens: Tensor, starts: Tensor, window: Tensor) -> Spans:
         """Return distributions of durations that start at `starts` (...,).
 
         `hidden` is (..., width), `tokens` and `window`, the start of the window, are (...,).
-        Where `continues` (...,) is true a duration does not last until the window ends.
         """
         remaining = (window + self.days * DAY - starts).clamp(min=1)  # (...,)
         moment = encode_moment(starts, window, self.days).to(hidden.dtype)
@@ -162,8 +154,6 @@ class Durations(nn.Module):
         inside = logits[..., : len(self.low)] + clock
         inside = inside.masked_fill(self.low >= remaining[..., None], -torch.inf)
         last = logits[..., len(self.low) :]  # (..., 0 or 1)
-        if continues is not None:
-            last = last.masked_fill(continues[..., None], -torch.inf)
         width = (torch.minimum(self.high, remaining[..., None]) - self.low).clamp(min=1)
         log_probabilities = torch.cat((inside, last), -1).log_softmax(-1)
         return Spans(log_probabilities, starts, remaining, self.low, width)
@@ -269,13 +259,11 @@ class TimedTransformer(nn.Module):
         return hidden, logits.masked_fill(over & is_visit, -torch.inf)
 
     @torch.no_grad()
-    def sample(
-        self, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None = None
-    ) -> Tensor:
+    def sample(self, condition: Tensor, uniform: Uniform, length: int) -> Tensor:
         """Draw the day on which the window starts, then visits: token, arrival, stay.
 
         Returns rows (batch, 1 + length, 3) without end tokens, the start first and PAD after the
-        end. `ends` (batch,) forces the number of visits.
+        end.
         """
         weekday = uniform(START_STREAM)  # (batch,)
         logits = self.weekdays.log().expand(len(weekday), -1)  # (batch, 7)
@@ -287,22 +275,16 @@ class TimedTransformer(nn.Module):
         rows[:, 0] = last
         cache = self.transformer.new_cache(len(start))
         ended = torch.zeros_like(start, dtype=torch.bool)
-        continues = None
         for place in range(length):
             predicted = self.predict(last[:, None], start[:, None], condition, cache, place)
             hidden, logits = (part[:, 0] for part in predicted)  # (batch, width or vocabulary)
-            if ends is not None:
-                logits[:, EOS] = -torch.inf
-                ended = ended | (ends <= place)
-                continues = ends > place + 1  # another visit follows
-                logits = torch.where(ended[:, None], 0.0, logits)  # ended rows are not used
             token = draw_tokens(logits, tokens[:, place])
             ended = ended | (token == EOS)
             if bool(ended.all()):
                 break
             gap = self.gap(hidden, token, last[:, 2], start).draw(times[:, place, 0])
             arrival = last[:, 2] + gap
-            stay = self.stay(hidden, token, arrival, start, continues).draw(times[:, place, 1])
+            stay = self.stay(hidden, token, arrival, start).draw(times[:, place, 1])
             visit = torch.stack((token, arrival, arrival + stay), 1)  # (batch, 3)
             last = torch.where(ended[:, None], last, visit)
             rows[:, place + 1] = torch.where(ended[:, None], PAD, last)
@@ -334,7 +316,7 @@ class TimedTokenCodec(TokenCodec):
                 f"{dataset.path}: its windows have {dataset.window_days} days, those of the model "
                 f"{self.days}; train a model on this dataset"
             )
-        tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
+        tokens = torch.from_numpy(dataset.gather(indices, length)).long()
         first = dataset.first_days[indices]  # (batch,)
         since = torch.from_numpy(DAY * monday(first))[:, None]
         times = dataset.gather_times(indices, length)

@@ -185,7 +185,6 @@ class Generator(Protocol):
         seed: int = 0,
         *,
         first: int = 0,
-        lengths: Ints | None = None,
     ) -> Trajectories:
         """Draw samples number `first` to `first + n` of a seed.
 
@@ -201,8 +200,6 @@ class Generator(Protocol):
             Random seed.
         first
             Number of the first sample.
-        lengths
-            (n,) forces the number of tokens in each sample.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""The MODEL folder: a generator, its weights, its vocabulary and its training lengths."""
+"""The MODEL folder: a generator, its weights and its vocabulary."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from mobatlas.data.types import (
     SPECIALS,
     VOCABULARY_SCHEMA,
     Floats,
-    Ints,
     Vocabulary,
 )
 from mobatlas.errors import MobatlasError, log, refuse_unknown, suggestion
@@ -39,7 +38,6 @@ from mobatlas.regions.store import RegionsFolder
 KIND = "model"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.parquet"
-LENGTHS = "lengths.json"
 COMPOSITION = "composition.parquet"  # of a model that was supervised with regions
 REGION_ANCHORS = "anchors.parquet"  # likewise
 SUPERVISION = "supervision"  # key of the manifest of a supervised model
@@ -58,12 +56,6 @@ class _Description(_File):
     generator: str
     config: dict[str, Any]
     groups: dict[str, list[str]] | None
-
-
-class _Lengths(_File):
-    """lengths.json."""
-
-    counts: list[int]
 
 
 class _Dataset(_File):
@@ -87,9 +79,6 @@ class Model:
         The manifest of the folder.
     generator
         The generator.
-    lengths
-        (max_length + 1,) training trajectories by number of tokens. Longer ones count as the
-        longest.
     dataset
         The folder of its dataset.
     dataset_hash
@@ -106,7 +95,6 @@ class Model:
     name: str
     manifest: Manifest
     generator: Generator
-    lengths: Ints
     dataset: Path
     dataset_hash: str
 
@@ -227,20 +215,13 @@ class Model:
         return dataset.anchors[np.array(residents, dtype=np.int64)]
 
 
-def save_model(folder: Path, generator: Generator, name: str, dataset: TrajectoryDataset) -> None:
+def save_model(folder: Path, generator: Generator, name: str) -> None:
     """Write a trained generator of the family `name` into an existing folder."""
     groups = generator.groups.as_dict() if generator.groups is not None else None
     config = generator.config.model_dump(mode="json")
     write_json(folder / CONFIG, {"generator": name, "config": config, "groups": groups})
-    write_json(folder / LENGTHS, {"counts": length_counts(dataset, generator.max_length).tolist()})
     write_parquet(folder / VOCABULARY, VOCABULARY_SCHEMA, generator.vocabulary.table.to_batches())
     generator.save(folder)
-
-
-def length_counts(dataset: TrajectoryDataset, longest: int) -> Ints:
-    """Count training trajectories by number of tokens, truncated to the longest: (longest + 1,)."""
-    lengths = np.minimum(dataset.lengths[dataset.split("train")], longest)
-    return np.bincount(lengths, minlength=longest + 1)
 
 
 def load_model(path: Path | str, dataset: Path | None = None) -> Model:
@@ -279,7 +260,6 @@ def load_model(path: Path | str, dataset: Path | None = None) -> Model:
             name=described.generator,
             manifest=manifest,
             generator=generator,
-            lengths=_lengths(folder / LENGTHS, generator.max_length),
             dataset=dataset or Path(trained.path),
             dataset_hash=trained.hash,
         )
@@ -314,16 +294,6 @@ def _vocabulary(path: Path) -> Vocabulary:
             f"{path}: this is not a table of tokens as mobatlas writes it; train the model again"
         )
     return Vocabulary(table)
-
-
-def _lengths(path: Path, longest: int) -> Ints:
-    counts = np.array(_read_json(_Lengths, path).counts, dtype=np.int64)
-    if len(counts) != longest + 1 or counts[0] != 0 or counts.min() < 0 or not counts.any():
-        raise MobatlasError(
-            f"{path}: the file does not count trajectories of 1 to {longest} tokens; train the "
-            "model again"
-        )
-    return counts
 
 
 def _read_json(model: type[Values], path: Path) -> Values:

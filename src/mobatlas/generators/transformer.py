@@ -93,7 +93,7 @@ def with_end(tokens: Tensor, length: int) -> Tensor:
 
 def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
     """Return the tokens (batch, any) of trajectories of a dataset, with end tokens."""
-    return with_end(torch.from_numpy(dataset.gather(indices, length).tokens).long(), length)
+    return with_end(torch.from_numpy(dataset.gather(indices, length)).long(), length)
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
@@ -244,14 +244,8 @@ class CausalTransformer(nn.Module):
         return torch.cat((logits[:, :1] + self.forbidden_first, logits[:, 1:]), 1)
 
     @torch.no_grad()
-    def sample(
-        self, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None = None
-    ) -> Tensor:
-        """Draw tokens (batch, length), PAD after the end.
-
-        `ends` (batch,) forces the number of tokens. Sampling stops when all trajectories have
-        ended.
-        """
+    def sample(self, condition: Tensor, uniform: Uniform, length: int) -> Tensor:
+        """Draw tokens (batch, length), PAD after the end; stop when all trajectories have ended."""
         numbers = uniform(TOKEN_STREAM, length)  # (batch, length)
         cache = self.new_cache(len(condition))
         tokens = torch.full(numbers.shape, PAD, device=condition.device)
@@ -259,9 +253,6 @@ class CausalTransformer(nn.Module):
         ended = torch.zeros_like(last, dtype=torch.bool)
         for place in range(length):
             logits = self.logits(last[:, None], condition, cache, place)[:, 0]
-            if ends is not None:
-                logits[:, EOS] = -torch.inf
-                ended |= ends <= place
             last = draw_tokens(logits, numbers[:, place])
             ended |= last == EOS
             if bool(ended.all()):

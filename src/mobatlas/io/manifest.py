@@ -34,7 +34,7 @@ ROWS_PER_GROUP = 262_144
 # Files that mobatlas may read, unlike a user's notes: the manifest lists them, except for those
 # that people may change (labels) or that nothing reads (logs, and what a killed process left).
 READ_SUFFIXES = frozenset({".json", ".jsonl", ".parquet", ".arrow", ".safetensors"})
-MAY_CHANGE = {"dataset": ("labels.parquet",), "model": ("metrics.jsonl", "tensorboard", "training")}
+MAY_CHANGE = {"dataset": ("labels.parquet",), "model": ("metrics.jsonl", "training")}
 SNAPSHOTS = "snapshots"  # weights of a model during training; they are checked, but not content
 _TYPES = {
     "format": int,

@@ -20,7 +20,6 @@ from mobatlas.generators.store import (
     COMPOSITION,
     CONFIG,
     KIND,
-    LENGTHS,
     REGION_ANCHORS,
     SUPERVISION,
     VOCABULARY,
@@ -59,7 +58,7 @@ from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Traine
 from mobatlas.training.resources import peak_gb
 
 # The files that a MODEL folder may hold: after phase 1, and those that phase 2 adds.
-PHASE1_FILES = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard", SNAPSHOTS)
+PHASE1_FILES = (CONFIG, VOCABULARY, WEIGHTS, METRICS, SNAPSHOTS)
 PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION_FILES)
 MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model without a warning
 BY_USER = "chosen by the user"
@@ -180,13 +179,12 @@ def save_training(
     """Write a trained generator into its folder and return the report with the memory used."""
     report = report | {"peak_gb": round(peak_gb(), 3)}
     if folder is not None:
-        save_model(folder.path, model, name, dataset)
+        save_model(folder.path, model, name)
         folder.details |= {
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
         }
-        logs = folder.path.glob("tensorboard/*")
-        folder.unlisted |= {METRICS} | {path.relative_to(folder.path).as_posix() for path in logs}
+        folder.unlisted.add(METRICS)
     return report
 
 

@@ -1,7 +1,7 @@
 """Identifiability: which differences between groups the regions can distinguish.
 
-Singular values, ranks, the paper's bounds, contrasts and proposals for better regions (Section
-"Theoretical Foundation" of the paper).
+Singular values, ranks, the paper's bounds and contrasts (Section "Theoretical Foundation" of the
+paper). `recovery.design` says what further evidence would help.
 """
 
 import json
@@ -34,8 +34,6 @@ PARTLY = 0.5
 SHARES_BOUND = 1.0  # the largest norm of shares
 TYPICAL_SHARE = 0.05  # of visits at a typical place, if there are no aggregates
 TYPICAL_VISITS = 10.0  # per window
-HOT_SHARE = 0.85  # of one group in a proposed region
-MERGE_BLOCK = 4_096  # regions compared pairwise at once: more would take minutes
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,6 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A change of regions that would help."""
-
-    action: str
-    sigma_min: float
-    effective_rank: int
-
-
-@dataclass(frozen=True)
 class Bounds:
     """The paper's finite-sample bound on |M_hat - M|_F, for features with |phi| <= B.
 
@@ -86,12 +75,6 @@ class Bounds:
     n_min: float
     sampling_error: float  # epsilon_samp
     finite_sample: float  # Lemma "Finite Sample Error Bound"
-
-    def overall(self, optimisation_error: float) -> float:
-        """Theorem "Overall bound", given the remaining |V_theta - V_hat|_F of the fit."""
-        if not self.sampling_error:
-            return float("inf")
-        return self.finite_sample * (1 + optimisation_error / self.sampling_error)
 
 
 @dataclass(frozen=True)
@@ -114,7 +97,6 @@ class Diagnosis:
     condition_number: float
     contrasts: tuple[Contrast, ...]
     bounds: Bounds
-    proposals: tuple[Proposal, ...]
     warnings: tuple[str, ...]
     effective_rank_with_rest: int | None = None  # with people outside regions; None: no such people
     evidence: tuple[str, ...] = ()  # beyond regions, such as "200 labelled people"
@@ -136,7 +118,6 @@ def diagnose(
     randomised: bool = False,
     population: Population | None = None,
     delta: float = 0.05,
-    min_region: float = 50.0,
 ) -> Diagnosis:
     """Diagnose which differences between groups a composition identifies.
 
@@ -152,13 +133,11 @@ def diagnose(
         As in `Regions`; random assignment rules out confounding with geography.
     delta
         Probability that the bound fails.
-    min_region
-        People that a region should have; smaller ones are proposed for merging.
 
     Returns
     -------
     Diagnosis
-        Ranks, bounds, contrasts, proposals and warnings.
+        Ranks, bounds, contrasts and warnings.
 
     Examples
     --------
@@ -182,7 +161,6 @@ def diagnose(
         condition_number=float(singular[0] / sigma_min) if sigma_min > 0 else float("inf"),
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
         bounds=_bounds(sigma_min if rank == groups else 0.0, people, aggregates, delta),
-        proposals=tuple(_proposals(composition, people, min_region)),
         warnings=_warnings(composition, aggregates, rank, randomised, n),
         effective_rank_with_rest=None
         if aggregates is None
@@ -190,18 +168,16 @@ def diagnose(
     )
 
 
-def diagnose_regions(regions: Regions, min_region: float = 50.0) -> Diagnosis:
+def diagnose_regions(regions: Regions) -> Diagnosis:
     """Diagnose regions with their labelled people and group tables.
 
-    Ranks, bounds and proposals are those of the regions. Contrasts count all evidence, as if
+    Ranks and bounds are those of the regions. Contrasts count all evidence, as if
     tables agreed with the rest; `recover` estimates how far they do.
 
     Parameters
     ----------
     regions
         As `load_regions` returns them.
-    min_region
-        As in `diagnose`.
 
     Returns
     -------
@@ -218,7 +194,6 @@ def diagnose_regions(regions: Regions, min_region: float = 50.0) -> Diagnosis:
         aggregates=v,
         randomised=regions.randomised,
         population=regions.population,
-        min_region=min_region,
     )
     if not regions.evidence:
         return diagnosis
@@ -351,116 +326,6 @@ def _bounds(sigma_min: float, n: Floats, aggregates: Aggregates | None, delta: f
     sampling = float(feature_bound * deviation / np.sqrt(n_min) * np.sqrt(len(n)))
     finite_sample = sampling / sigma_min if sigma_min > 0 else float("inf")
     return Bounds(delta, feature_bound, largest is None, features, n_min, sampling, finite_sample)
-
-
-def _proposals(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:
-    """The region to add, to split and to merge that helps most."""
-    shares = composition.shares
-    names = composition.groups.names
-    if len(names) == 1:
-        return []
-    typical = float(np.median(n))
-    current = _triangles(shares, n)
-    added = []
-    for group, name in enumerate(names):
-        row = np.full((1, len(names)), (1 - HOT_SHARE) / (len(names) - 1))
-        row[0, group] = HOT_SHARE
-        action = f"add a region of {typical:,.0f} people, {HOT_SHARE:.0%} of them {name}"
-        added.append(_propose(action, current, len(shares), row, np.array([typical])))
-    proposals = [max(added, key=lambda proposal: (proposal.effective_rank, proposal.sigma_min))]
-    proposals += _split(composition, n, min_region)
-    small = int((n < min_region).sum())
-    if small and len(shares) > 1:
-        action = (
-            f"merge the {small:,} region{'s' if small > 1 else ''} below {min_region:g} people "
-            "with regions of similar composition"
-        )
-        rows, people = _merge(shares, n, min_region)
-        merged = _propose(action, _triangles(rows, people), len(rows))
-        now = _propose("", current, len(shares))
-        # Merging never adds information: propose it only where nothing is lost.
-        loss = now.sigma_min - merged.sigma_min
-        if merged.effective_rank >= now.effective_rank and loss <= RANK_TOLERANCE:
-            proposals.append(merged)
-    return proposals
-
-
-def _triangles(shares: Floats, n: Floats) -> tuple[Floats, Floats]:
-    """R of QR of P and of diag(sqrt(n)) P: small matrices with the same singular values."""
-    return np.linalg.qr(shares).R, np.linalg.qr(np.sqrt(n)[:, None] * shares).R
-
-
-def _propose(
-    action: str,
-    triangles: tuple[Floats, Floats],
-    regions: int,
-    rows: Floats | None = None,
-    n: Floats | None = None,
-) -> Proposal:
-    """A proposal, with the singular value and rank of these regions plus new rows."""
-    plain, weighted = triangles
-    if rows is not None and n is not None:
-        plain = np.vstack([plain, rows])
-        weighted = np.vstack([weighted, np.sqrt(n)[:, None] * rows])
-        regions += len(rows)
-    sigma = float(np.linalg.svd(plain, compute_uv=False)[-1]) if regions >= plain.shape[1] else 0.0
-    return Proposal(action, sigma, int((np.linalg.svd(weighted, compute_uv=False) > 1).sum()))
-
-
-def _split(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:
-    """Split the largest region along the direction with least information."""
-    largest = int(np.argmax(n))
-    if n[largest] < 2 * min_region:
-        return []
-    # The triangle has the same right singular vectors as the regions.
-    _, _, right = np.linalg.svd(_triangles(composition.shares, n)[1], full_matrices=True)
-    weakest = right[-1]
-    halves = [composition.shares[largest] * mask for mask in (weakest > 0, weakest <= 0)]
-    sizes = np.array([n[largest] * half.sum() for half in halves])
-    if min(half.sum() for half in halves) <= 0 or sizes.min() < min_region:
-        return []
-    others = _triangles(np.delete(composition.shares, largest, 0), np.delete(n, largest))
-    apart = [composition.groups.names[group] for group in np.flatnonzero(weakest > 0)]
-    action = (
-        f"split region '{composition.regions[largest]}' to separate {'; '.join(apart)} "
-        "from the other groups"
-    )
-    rows = np.vstack([half / half.sum() for half in halves])
-    return [_propose(action, others, len(n) - 1, rows, sizes)]
-
-
-def _merge(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
-    """Merge small regions, block by block along the leading direction if there are many."""
-    order = np.arange(len(n))
-    if len(n) > MERGE_BLOCK:
-        leading = np.linalg.svd(np.linalg.qr(shares - shares.mean(0)).R)[2][0]  # (groups,)
-        order = np.argsort(shares @ leading, kind="stable")
-    parts = [
-        _merge_block(shares[rows], n[rows], min_region)
-        for rows in np.array_split(order, -(-len(n) // MERGE_BLOCK))
-    ]
-    merged_shares, merged_n = zip(*parts, strict=True)
-    return np.concatenate(merged_shares), np.concatenate(merged_n)
-
-
-def _merge_block(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
-    """Merge the smallest region with the one of nearest composition until none is too small."""
-    rows = shares.copy()
-    people = n.astype(np.float64)
-    squares = (rows**2).sum(1)
-    left = np.ones(len(n), dtype=bool)
-    while left.sum() > 1 and people.min() < min_region:
-        smallest = int(np.argmin(people))
-        distance = squares - 2 * rows @ rows[smallest]  # squared, up to a constant
-        distance[smallest] = np.inf
-        other = int(np.argmin(np.where(left, distance, np.inf)))
-        total = people[smallest] + people[other]
-        rows[other] = (people[smallest] * rows[smallest] + people[other] * rows[other]) / total
-        squares[other] = (rows[other] ** 2).sum()
-        people[other] = total
-        people[smallest] = np.inf
-        left[smallest] = False
-    return rows[left], people[left]
 
 
 def _people(

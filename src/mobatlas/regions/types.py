@@ -388,7 +388,7 @@ class Recovery:
     groups: Groups
     features: tuple[str, ...]
     means: Floats  # M (groups, features), posterior medians
-    log_covariance: Floats | None  # (features, groups, groups) of log M; None for least squares
+    log_covariance: Floats  # (features, groups, groups) of log M
     prior_variance: Floats  # (groups, features) of a group's log ratio to the population
     baseline: Floats  # mu0 (features,) population mean
     shares: Floats  # w (groups,)
@@ -412,27 +412,18 @@ class Recovery:
     @property
     def log_sd(self) -> Floats:
         """Posterior standard deviations of log M (groups, features)."""
-        return np.sqrt(np.diagonal(self.error_covariance, axis1=1, axis2=2).T)
+        return np.sqrt(np.diagonal(self.log_covariance, axis1=1, axis2=2).T)
 
     @property
     def covariance(self) -> Floats:
         """Posterior covariance of M (features, groups, groups), to first order."""
         columns = self.means.T
-        return np.asarray(self.error_covariance * columns[:, :, None] * columns[:, None])
+        return np.asarray(self.log_covariance * columns[:, :, None] * columns[:, None])
 
     @property
     def sd(self) -> Floats:
         """Posterior standard deviations of M (groups, features), to first order."""
         return self.means * self.log_sd
-
-    @property
-    def error_covariance(self) -> Floats:
-        """The covariance of log M; least squares have none."""
-        if self.log_covariance is None:
-            raise MobatlasError(
-                "least squares give no error bars; recover the means with method 'bayes'"
-            )
-        return self.log_covariance
 
     def interval(self, level: float = 0.9) -> tuple[Floats, Floats]:
         """Lower and upper ends of posterior intervals (groups, features)."""
@@ -445,7 +436,7 @@ class Recovery:
     @property
     def posterior(self) -> Posterior:
         """The posterior of M, to draw from."""
-        return Posterior(self.features, self.means, self.error_covariance, self.families)
+        return Posterior(self.features, self.means, self.log_covariance, self.families)
 
     def draws(self, n: int, seed: int = 0) -> Floats:
         """Draws of M from the posterior (n, groups, features); see `Posterior.draws`."""
@@ -464,7 +455,7 @@ class Recovery:
     def information(self) -> Floats:
         """Share of each group's prior variance that the evidence removed: 0 is prior, 1 is data."""
         centring = np.eye(len(self.groups)) - self.shares
-        left = np.einsum("ab,jbc,ac->aj", centring, self.error_covariance, centring)
+        left = np.einsum("ab,jbc,ac->aj", centring, self.log_covariance, centring)
         removed = 1 - np.minimum(left / np.maximum(self.prior_variance, 1e-300), 1)
         return np.asarray(removed @ self.baseline / max(self.baseline.sum(), 1e-300))
 

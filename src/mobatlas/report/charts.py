@@ -20,21 +20,17 @@ from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.metrics import MetricSpec, located, travel_distance
 from mobatlas.io.manifest import write_atomic
-from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.summary import LESS, MORE, NOT_SURE, RecoverySummary
-from mobatlas.regions.types import Composition
 
 ACROSS = (58, 626)  # pixels of the axes, in charts of 640 x 260
 UP = (220, 12)
 TICKS = 5
-SHOWN_REGIONS = 60
 BLUE = "#0072B2"  # these colours are safe for colour-blind readers
 ORANGE = "#D55E00"
 REAL = "real people"
 CLASSES = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "strong"}
 EXAMPLES = 6  # samples drawn on a map
 LONGEST = 60  # visits on the axis, at most
-VERDICT_COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": "#999999"}
 GREY = "#595959"
 # Verdict -> marker, colour and fill; shapes point in the direction of the difference.
 VERDICT_MARKS = {
@@ -56,15 +52,6 @@ class Series:
     kind: str
     x: Floats
     y: Floats
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A point on a scale."""
-
-    name: str
-    kind: str
-    value: float
 
 
 @dataclass(frozen=True)
@@ -104,56 +91,6 @@ def line_chart(
     up = Scale(low, high if high > low else low + 1, *UP, log=log)
     lines = (Line(each.name, each.kind, _path(each, across, up, steps)) for each in shown)
     return Chart(title, x, y, across, up, tuple(lines))
-
-
-def diagnosis_figure(diagnosis: Diagnosis, composition: Composition, path: Path) -> None:
-    """Draw the composition, its singular values and the contrasts between groups as PNG."""
-    plt = load_pyplot()
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(15, 5), layout="constrained", width_ratios=(3, 2, 3)
-    )
-    _draw_composition(figure, left, diagnosis, composition)
-    order = np.arange(1, len(diagnosis.singular_values) + 1)
-    middle.bar(order, np.maximum(diagnosis.singular_values, 1e-12), color=BLUE)
-    middle.axhline(
-        1 / np.sqrt(diagnosis.people[1]),
-        color=ORANGE,
-        linestyle="--",
-        label="noise of a median region",
-    )
-    middle.set_yscale("log")
-    middle.set_xticks(order)
-    middle.set_title(
-        f"singular values: rank {diagnosis.rank}, effective {diagnosis.effective_rank}"
-    )
-    middle.legend()
-    rows = list(diagnosis.contrasts)[::-1]
-    right.barh(
-        [row.name for row in rows],
-        [row.share_identified for row in rows],
-        color=[VERDICT_COLOURS[row.verdict] for row in rows],
-    )
-    right.set_xlim(0, 1)
-    right.set_xlabel("share of the contrast that these regions identify")
-    right.set_title("contrasts")
-    right.tick_params(axis="y", labelsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _draw_composition(
-    figure: Any, axes: Any, diagnosis: Diagnosis, composition: Composition
-) -> None:
-    shown = composition.shares[:SHOWN_REGIONS]
-    top = max(float(shown.max()), 1e-9)
-    image = axes.imshow(shown, aspect="auto", cmap="cividis", vmin=0, vmax=top)
-    axes.set_xticks(range(len(diagnosis.groups)), diagnosis.groups, rotation=60, ha="right")
-    size = 8 if len(shown) < 30 else 4
-    axes.set_yticks(range(len(shown)), composition.regions[:SHOWN_REGIONS], fontsize=size)
-    all_shown = diagnosis.regions <= SHOWN_REGIONS
-    more = "" if all_shown else f" (first {SHOWN_REGIONS} of {diagnosis.regions})"
-    axes.set_title(f"composition P{more}")
-    figure.colorbar(image, ax=axes, label="share of people")
 
 
 def recovery_figure(
@@ -295,18 +232,17 @@ class Scale:
         return self.start + share * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        if self.log:
-            first = math.floor(math.log10(self.low))
-            powers = [10.0**k for k in range(first, math.ceil(math.log10(self.high)) + 1)]
-            inside = [each for each in powers if self.low <= each <= self.high]
-            return inside or [self.low, self.high]
-        span = self.high - self.low
-        if span <= 0:
-            return [self.low]
-        step = 10 ** math.floor(math.log10(span / TICKS))
-        step *= next(times for times in (1, 2, 5, 10) if span / (step * times) <= TICKS + 1)
-        first = math.ceil(self.low / step)
-        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        """Round numbers on the scale."""
+        from matplotlib import ticker  # few commands need it, and it takes a while to import
+
+        locator = (
+            ticker.LogLocator() if self.log else ticker.MaxNLocator(TICKS, steps=[1, 2, 5, 10])
+        )
+        values = map(float, locator.tick_values(self.low, self.high))
+        return [value for value in values if self.low <= value <= self.high] or [
+            self.low,
+            self.high,
+        ]
 
 
 def _path(series: Series, across: Scale, up: Scale, steps: bool) -> str:

@@ -19,7 +19,7 @@ from mobatlas.regions.types import Regions
 from mobatlas.report.tables import (
     Cell,
     Table,
-    audit_tables,
+    attacks_table,
     checks_table,
     evaluation_tables,
     scores_table,
@@ -28,7 +28,6 @@ from mobatlas.supervision.evidence import describe_informed
 
 HEADLINE = "poi"  # the metric of the summary
 HELPFUL = 0.02  # of the mean half-width: a smaller reduction is not worth a recommendation
-PLAN_COLUMNS = 3  # groups and attributes with a column of intervals
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
 REASONS = {
     "unreliable": "with too many days above max_day_km",
@@ -99,7 +98,7 @@ def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
-    """Which groups the regions can distinguish, and what would help."""
+    """Which groups the regions can distinguish."""
     smallest, median, largest = diagnosis.people
     groups = len(diagnosis.groups)
     bound = diagnosis.bounds.finite_sample
@@ -118,36 +117,25 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
         facts["with the people outside all regions"] = f"effective rank {rank}"
     evidence = "regions, labelled people and tables" if diagnosis.evidence else "these regions"
     contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
-    proposals = Table(
-        ("action", "smallest singular value", "effective rank"),
-        tuple(
-            (each.action, f"{each.sigma_min:.3g}", each.effective_rank)
-            for each in diagnosis.proposals
-        ),
-        "What would help",
-    )
     return Group(
         _facts(facts),
         Text(distinguished(diagnosis.as_dict())),
         _facts(contrasts, f"Differences between groups that {evidence} identify"),
-        proposals.as_rich(),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
 
 
 def plan_table(plan: EvidencePlan) -> RenderableType:
     """What would help most, and the intervals to expect."""
-    shown = list(plan.now)[:PLAN_COLUMNS]
-    now = [_interval(mean_of(plan.now[name])) for name in shown]
-    rows: list[tuple[Cell, ...]] = [("nothing: as now", "", *now, "")]
+    rows: list[tuple[Cell, ...]] = [("nothing: as now", "", _interval(mean_of(plan.now)), "")]
     for each in plan.actions:
-        then = [_interval(mean_of(each.half_widths[name])) for name in shown]
-        rows.append((each.name, each.people or "", *then, f"{each.reduction:.0%}"))
+        then = _interval(mean_of(each.half_widths))
+        rows.append((each.name, each.people or "", then, f"{each.reduction:.0%}"))
     caption = (
         f"Expected {100 * plan.level:.4g} % intervals of a ratio to the average that is 1: means "
-        "over features, weighted by visits."
+        "over groups and features, weighted by visits."
     )
-    table = Table(("action", "people", *shown, "narrower"), tuple(rows), caption)
+    table = Table(("action", "people", "interval", "narrower"), tuple(rows), caption)
     assumptions = {each.kind.capitalize(): each.assumption for each in plan.actions}
     notes = [f"{kind}: we assume that {what}." for kind, what in assumptions.items()]
     notes += [f"Not considered: {reason}." for reason in plan.left_out]
@@ -168,13 +156,13 @@ def _recommended(plan: EvidencePlan) -> list[str]:
         return [f"Nothing considered here would narrow the intervals by {HELPFUL:.0%}."]
     within = next(each for each in plan.actions if each.people is not None)
     before, after, beyond = (
-        _interval(mean_of(widths["groups"]), " to ")
+        _interval(mean_of(widths), " to ")
         for widths in (plan.now, within.half_widths, best.half_widths)
     )
     maps = " and ".join(f"{bins:,} features of {name}" for name, bins in plan.features.items())
     sentences = [
         f"The most helpful: {within.name}. Expected interval of a group: ratio {after} instead of "
-        f"{before} ({len(plan.now['groups'])} groups, {maps})."
+        f"{before} ({len(plan.now)} groups, {maps})."
     ]
     if within.allocation:
         counts = "; ".join(f"{count:,} of {group}" for group, count in within.allocation.items())
@@ -310,12 +298,8 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
 
 
 def evaluation_table(evaluation: Evaluation) -> RenderableType:
-    """The evaluation of a file of samples; `--out` also writes the scores of each group."""
-    shown = [
-        table
-        for name, table in evaluation_tables(evaluation, brief=True).items()
-        if name != "groups"
-    ]
+    """The evaluation of a file of samples."""
+    shown = evaluation_tables(evaluation)
     lines = list(dict.fromkeys(table.note for table in shown if table.note))
     lines += [
         f"group '{name}' is left out: it {reason}" for name, reason in evaluation.left_out.items()
@@ -370,7 +354,7 @@ def audit_table(audit: Audit) -> RenderableType:
         *audit.advice,
     ]
     verdict = Text.assemble("verdict: ", (audit.verdict, STYLES.get(audit.verdict, "bold")))
-    return Group(checks.as_rich(), audit_tables(audit)["attacks"].as_rich(), _lines(lines), verdict)
+    return Group(checks.as_rich(), attacks_table(audit).as_rich(), _lines(lines), verdict)
 
 
 def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:

@@ -18,7 +18,6 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, labelled_groups, real_groups
 from mobatlas.evaluation.evaluate import STRONG_CALIBRATED, sample_reader
 from mobatlas.evaluation.metrics import PAPER_METRICS, MetricSpec, metrics
-from mobatlas.features.divergences import column_sums, jsd
 from mobatlas.features.maps import Feature
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import SUPERVISION
@@ -26,7 +25,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
-from mobatlas.report.charts import REAL, Chart, Mark, Series, View, Views, line_chart
+from mobatlas.report.charts import REAL, Chart, Series, View, Views, line_chart
 from mobatlas.report.console import compared_people, distinguished, summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
 from mobatlas.supervision.evidence import describe_informed
@@ -35,8 +34,8 @@ from mobatlas.supervision.store import CURVE as VALIDATIONS
 RUN = "run.json"
 POINTS = 300  # of a learning curve
 BITS = ".4f"
+_STYLE = resources.files("mobatlas.report").joinpath("templates", "report.css")
 Bar = tuple[str, float, str]  # label, value, class in the stylesheet
-Differences = dict[str, dict[str, float]]  # group -> group -> JSD in bits
 GROUP_COLUMN = "js "  # prefix of the group columns in a finetuning curve
 
 
@@ -92,7 +91,7 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
     )
     try:
         return environment.get_template("report.html.j2").render(
-            page=page, style=Markup(_resource("templates", "report.css"))
+            page=page, style=Markup(_STYLE.read_text(encoding="utf-8"))
         )
     except UndefinedError as error:  # a file of the run is incomplete
         raise LookupError(str(error)) from error
@@ -111,10 +110,6 @@ def _read_run(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _resource(*path: str) -> str:
-    return resources.files("mobatlas.report").joinpath(*path).read_text(encoding="utf-8")
-
-
 @dataclass(frozen=True)
 class Chapter:
     """The results for one kind of regions."""
@@ -124,7 +119,6 @@ class Chapter:
     supervision: dict[str, Any]
     evaluation: dict[str, Any]
     privacy: dict[str, Any] | None  # None: the run has no audit
-    group_differences: dict[str, Differences]  # real people and samples -> table
     curves: list[Chart]
     views: list[View]
 
@@ -168,22 +162,6 @@ class Chapter:
     def checks_table(self) -> Markup:
         assert self.privacy is not None  # the template checks this first
         return replace(checks_table(self.privacy), caption="", note="").as_html()
-
-    @property
-    def gaps(self) -> list[tuple[str, list[Mark], float, float]]:
-        """Positions of samples between baseline and floor: metric, marks, baseline, floor."""
-        scores = {label: each["average"] for label, each in self.scores["scores"].items()}
-        shown = {"ours": "supervised", "strong": "strong"}
-        rows = []
-        for metric in _paper_metrics():
-            marks = [
-                Mark(title, label, scores[label][metric.name])
-                for label, title in shown.items()
-                if label in scores
-            ]
-            ends = (scores["baseline"][metric.name], scores["floor"][metric.name])
-            rows.append((metric.title, marks, *ends))
-        return rows
 
     @property
     def identified(self) -> list[Bar]:
@@ -262,17 +240,6 @@ class _Page:
     def configuration(self) -> str:
         return json.dumps(self.facts["config"], indent=2, ensure_ascii=False)
 
-    @property
-    def published(self) -> Markup:
-        """The paper's own averages over groups."""
-        tables = json.loads(_resource("published.json"))
-        columns = ("state", "partition", "model", *(metric.title for metric in _paper_metrics()))
-        rows = tuple(
-            (row["state"], row["partition"] or "", row["model"], *row["mean"])
-            for row in tables["rq1"]["rows"]
-        )
-        return Table(columns, rows, tables["source"]["caveat"]).as_html()
-
     def _chapter(self, name: str, facts: Mapping[str, Any]) -> Chapter:
         model = self.folder / facts["model"]
         details = read_manifest(model, MODEL).details
@@ -298,7 +265,6 @@ class _Page:
             supervision=details["report"],
             evaluation=self._read_json(facts["evaluation"]),
             privacy=self._read_json(facts["audit"]) if "audit" in facts else None,
-            group_differences=self._group_differences(samples["supervised"], groups),
             curves=[curve for curve in curves if curve is not None],
             views=self._views(samples, groups),
         )
@@ -319,27 +285,6 @@ class _Page:
             real = {REAL: self._held_out[name]} if name in self._held_out else {}
             views.append(draw(name, real | {k: v.of_group(number) for k, v in samples.items()}))
         return views
-
-    def _group_differences(self, samples: Samples, groups: Groups) -> dict[str, Differences]:
-        """JSD of POIs between groups: samples should differ as much as real groups do."""
-        if not self.labelled:
-            return {}
-        synthetic = {name: samples.of_group(number) for number, name in enumerate(groups.names)}
-        return {
-            "Real training people": self._differences(real_groups(self.dataset, "train")),
-            "Samples": self._differences(synthetic),
-        }
-
-    def _differences(self, groups: Mapping[str, Trajectories]) -> Differences:
-        counts = {
-            name: column_sums(self.spec.counts(each)["poi"])
-            for name, each in groups.items()
-            if len(each)
-        }
-        return {
-            name: {other: jsd(ours, theirs) for other, theirs in counts.items()}
-            for name, ours in counts.items()
-        }
 
 
 def _paper_metrics() -> list[Feature]:

@@ -1,4 +1,4 @@
-"""`Table` for terminal, HTML, Markdown, LaTeX, CSV, JSON; tables of evaluations and audits."""
+"""`Table` for terminal, HTML and CSV; tables of evaluations and audits."""
 
 import csv
 import io
@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from markupsafe import Markup, escape
@@ -28,26 +27,10 @@ from mobatlas.evaluation.evaluate import (
 from mobatlas.evaluation.metrics import metrics
 from mobatlas.evaluation.privacy.audit import AMBER, AUC, PLACES, RED, REPEATS, TPR, Audit
 from mobatlas.features.maps import Feature
-from mobatlas.io.manifest import write_json
-from mobatlas.io.output import new_folder, refuse_overlap
 
 DIGITS = "z.3f"  # z: no zero has a sign
 SHARE = "z.0%"
 MINUS = "\N{MINUS SIGN}"
-# A bracket or a star after the \\ of the row before would be read as its argument.
-LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "`": r"\textasciigrave{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",
-    "*": "{*}",
-    MINUS: "$-$",
-}
-MARKDOWN = {character: f"\\{character}" for character in "\\`*_[]<>|~&$"}
 UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")  # includes line breaks
 FORMULAS = ("=", "+", "-", "@")  # a spreadsheet computes a cell that starts with one of these
 LIMITS = {"repeats": REPEATS, "rare places": PLACES, "AUC": AUC, "TPR": TPR}
@@ -72,7 +55,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns, rendered as text, HTML, Markdown, LaTeX, CSV or JSON.
+    """Rows under columns, rendered as text, HTML or CSV.
 
     Parameters
     ----------
@@ -83,17 +66,15 @@ class Table:
     caption, note
         Text above and below the table.
     formats
-        Column -> format of its fractions, by default three decimals. CSV and JSON have all digits.
+        Column -> format of its fractions, by default three decimals. CSV has all digits.
     bold
         (row, column) of the cells to print in bold type.
 
     Examples
     --------
-    >>> print(Table(("group", "share"), (("A", 0.5),), formats={"share": ".0%"}).as_markdown())
-    | group | share |
-    | --- | ---: |
-    | A | 50% |
-    <BLANKLINE>
+    >>> print(Table(("group", "share"), (("A", 0.5),), formats={"share": ".0%"}).as_csv(), end="")
+    group,share
+    A,0.5
     """
 
     columns: tuple[str, ...]
@@ -102,13 +83,6 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     bold: frozenset[tuple[int, int]] = frozenset()
-
-    def __post_init__(self) -> None:
-        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
-        if wrong is not None:
-            raise ValueError(
-                f"a row of {len(wrong)} cells under {len(self.columns)} columns: {wrong}"
-            )
 
     @classmethod
     def from_records(cls, records: Sequence[Mapping[str, Cell]], caption: str = "") -> Self:
@@ -181,162 +155,36 @@ class Table:
         """One line a row after a header; missing values are empty."""
         out = io.StringIO()
         lines = (
-            [_inert(cell) if isinstance(cell, str) else _finite(cell) for cell in row]
+            [_inert(cell) if isinstance(cell, str) else finite(cell) for cell in row]
             for row in (self.columns, *self.rows)
         )
         csv.writer(out, lineterminator="\n").writerows(lines)
         return out.getvalue()
 
-    def as_markdown(self) -> str:
-        """GitHub's Markdown."""
-        rule = ["---:" if numeric else "---" for numeric in self.numeric]
-        head, *body = (
-            [_escape(cell, MARKDOWN) for cell in row] for row in (self.columns, *self.texts())
-        )
-        table = "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *body))
-        caption, note = (_escape(text, MARKDOWN) for text in (self.caption, self.note))
-        return "\n".join(
-            part for part in (caption and f"{caption}\n", table, note and f"{note}\n") if part
-        )
 
-    def as_latex(self, label: str = "") -> str:
-        """LaTeX with the rules of booktabs."""
-        head, *body = (
-            " & ".join(_escape(cell, LATEX) for cell in row) + r" \\"
-            for row in (self.columns, *self.texts(missing="--"))
-        )
-        caption = _escape(f"{self.caption} {self.note}", LATEX)
-        lines = [
-            r"% \usepackage{booktabs}",
-            r"\begin{table}[t]",
-            r"\centering",
-            *([rf"\caption{{{caption}}}"] if caption else []),
-            *([rf"\label{{tab:{label}}}"] if label else []),
-            rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in self.numeric)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
-
-    def as_dict(self) -> dict[str, Any]:
-        """All digits, for JSON."""
-        return {
-            "caption": self.caption,
-            "columns": list(self.columns),
-            "rows": [[_finite(cell) for cell in row] for row in self.rows],
-            "note": self.note,
-        }
-
-
-def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Write each table as NAME.csv, NAME.md, NAME.tex and NAME.json.
-
-    Parameters
-    ----------
-    folder
-        An existing folder.
-    tables
-        Name -> table.
-    """
-    for name, table in tables.items():
-        texts = {"csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex(name)}
-        for suffix, text in texts.items():
-            (folder / f"{name}.{suffix}").write_text(text, encoding="utf-8", newline="")
-        write_json(folder / f"{name}.json", table.as_dict())
-
-
-def write_evaluation(out: Path | str, evaluation: Evaluation, *, overwrite: bool = False) -> None:
-    """Write the tables of an evaluation, and all its numbers as evaluation.json, into a new folder.
-
-    Parameters
-    ----------
-    out
-        The folder. It appears when it is complete.
-    evaluation
-        The result of `evaluate`.
-    overwrite
-        Whether to replace an existing evaluation.
-    """
-    sources = [evaluation.dataset, *(file["path"] for file in evaluation.files.values())]
-    _write_result(
-        Path(out), "evaluation", evaluation, evaluation_tables(evaluation), sources, overwrite
-    )
-
-
-def write_audit(out: Path | str, audit: Audit, *, overwrite: bool = False) -> None:
-    """Write the tables of an audit, and all its numbers as audit.json, into a new folder.
-
-    Parameters
-    ----------
-    out
-        The folder. It appears when it is complete.
-    audit
-        The result of `audit`.
-    overwrite
-        Whether to replace an existing audit.
-    """
-    sources = [audit.dataset, audit.samples]
-    _write_result(Path(out), "audit", audit, audit_tables(audit), sources, overwrite)
-
-
-def _write_result(
-    out: Path,
-    kind: str,
-    result: Evaluation | Audit,
-    tables: Mapping[str, Table],
-    sources: Sequence[str],
-    overwrite: bool,
-) -> None:
-    for source in sources:
-        refuse_overlap(Path(source), out)
-    with new_folder(out, kind, seed=result.seed, overwrite=overwrite) as folder:
-        write_tables(folder.path, tables)
-        write_json(folder.path / f"{kind}.json", result.as_dict())
-
-
-def evaluation_tables(evaluation: Evaluation, *, brief: bool = False) -> dict[str, Table]:
-    """The tables of an evaluation.
+def evaluation_tables(evaluation: Evaluation) -> list[Table]:
+    """Tables that fit a terminal: averages over groups, if there are labels; everybody; diversity.
 
     Parameters
     ----------
     evaluation
         The result of `evaluate`.
-    brief
-        Whether tables should fit a terminal.
-
-    Returns
-    -------
-    dict
-        "average" (over groups) and "groups" (each group) if the dataset has labels; "everybody"
-        and "diversity".
 
     Examples
     --------
-    >>> evaluation_tables(evaluate("samples.parquet", "dataset"))["everybody"]  # doctest: +SKIP
+    >>> evaluation_tables(evaluate("samples.parquet", "dataset"))[-1].columns  # doctest: +SKIP
     """
     results = evaluation.as_dict()
     distance = f"JSD in bits to {evaluation.split} people"
-    tables = {}
+    tables = []
     if evaluation.groups is not None:
         n = len(evaluation.groups.sizes)
         caption = f"{distance} of the same group, average over {n} group{'s' if n > 1 else ''}."
-        tables["average"] = scores_table(results["groups"], caption, brief=brief)
-        tables["groups"] = _by_group(
-            results["groups"], f"{distance} of each group, at equal sizes."
-        )
+        tables.append(scores_table(results["groups"], caption, brief=True))
     size = evaluation.everybody.sizes[EVERYBODY]
-    tables["everybody"] = scores_table(
-        results["everybody"],
-        f"{distance}, all groups together, {size:,} trajectories on either side.",
-        brief=brief,
-    )
-    tables["diversity"] = _diversity(results)
-    return tables
+    caption = f"{distance}, all groups together, {size:,} trajectories on either side."
+    tables.append(scores_table(results["everybody"], caption, brief=True))
+    return [*tables, _diversity(results)]
 
 
 def scores_table(
@@ -424,19 +272,6 @@ def _compared(scores: Mapping[str, Any]) -> list[Feature]:
     ]
 
 
-def _by_group(results: Mapping[str, Any], caption: str) -> Table:
-    """One metric and model a row, one group a column."""
-    scores = results["scores"]
-    sizes = scores[OURS]["sizes"]
-    rows: list[tuple[Cell, ...]] = [("Trajectories", "each", *sizes.values(), None)]
-    for metric in _compared(results):
-        for label in MODELS:
-            if label in scores and metric.name in scores[label]["average"]:
-                values = [scores[label]["groups"][name][metric.name] for name in sizes]
-                rows.append((metric.title, label, *values, scores[label]["average"][metric.name]))
-    return Table(("metric", "model", *sizes, "average"), tuple(rows), caption)
-
-
 def _diversity(results: Mapping[str, Any]) -> Table:
     shares = ("distinct", "copies")
     scores = results["everybody"]["scores"]
@@ -453,19 +288,8 @@ def _diversity(results: Mapping[str, Any]) -> Table:
     return Table(columns, tuple(rows), caption, dict.fromkeys(columns[2:], ".1%"))
 
 
-def audit_tables(audit: Audit) -> dict[str, Table]:
-    """The tables of an audit.
-
-    Parameters
-    ----------
-    audit
-        The result of `audit`.
-
-    Returns
-    -------
-    dict
-        "checks" with their verdicts, and "attacks", each by itself.
-    """
+def attacks_table(audit: Audit) -> Table:
+    """The membership attacks, each by itself."""
     rows = [
         (f"by {evidence}", attack.name, attack.auc, attack.tpr)
         for evidence, attacks in audit.attacks.items()
@@ -475,11 +299,7 @@ def audit_tables(audit: Audit) -> dict[str, Table]:
         "Membership attacks, each on all people compared. "
         "The checks correct for choosing the best of them; this table does not."
     )
-    columns = ("membership", "attack", "AUC", "TPR at 1 % FPR")
-    return {
-        "checks": checks_table(audit.as_dict()),
-        "attacks": Table(columns, tuple(rows), caption),
-    }
+    return Table(("membership", "attack", "AUC", "TPR at 1 % FPR"), tuple(rows), caption)
 
 
 def checks_table(audit: Mapping[str, Any], *, limits: bool = True) -> Table:
@@ -499,12 +319,13 @@ def checks_table(audit: Mapping[str, Any], *, limits: bool = True) -> Table:
     return Table(columns, tuple(rows), caption, formats, AUDIT_NOTE)
 
 
-def _finite(cell: Cell) -> Cell:
+def finite(cell: Cell) -> Cell:
+    """The cell, or None for infinity and NaN."""
     return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
 def _text(cell: Cell, format_: str, missing: str) -> str:
-    cell = _finite(cell)
+    cell = finite(cell)
     if cell is None:
         return missing
     if isinstance(cell, str):
@@ -513,15 +334,12 @@ def _text(cell: Cell, format_: str, missing: str) -> str:
     return text.replace("-", MINUS, 1) if cell < 0 else text
 
 
-def _escape(text: str, signs: Mapping[str, str]) -> str:
-    return "".join(signs.get(character, character) for character in _line(text))
-
-
 def _inert(text: str) -> str:
     """One line that no spreadsheet reads as a formula."""
-    line = _line(text)
+    line = one_line(text)
     return f"'{line}" if line.startswith(FORMULAS) else line
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """The text without line breaks and characters that cannot be printed."""
     return UNPRINTABLE.sub(" ", text).strip()

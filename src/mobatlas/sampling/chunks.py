@@ -71,8 +71,6 @@ class SampleRequest:
     anchors
         A table of home_lat, home_lon, work_lat, work_lon and optionally group. Its rows are used in
         order; without `region` and `anchors`, homes are drawn from all training people.
-    lengths
-        "model", or "empirical" to draw lengths from the training trajectories.
     coarsen
         Move homes and workplaces: "1km" at random within a radius, "grid:500m" to a grid.
     calibrate
@@ -103,7 +101,6 @@ class SampleRequest:
     region: str | None = None
     regions: Path | str | None = None
     anchors: Path | str | None = None
-    lengths: str = "model"
     coarsen: float | str | None = None
     calibrate: bool = False
     posterior: bool = False
@@ -188,7 +185,6 @@ class Plan:
     n: int  # trajectories of each part
     shard: Shard = Shard()
     coarsening: Coarsening | None = None  # of the anchors, which are coarsened already
-    lengths: str = "model"
     region: str | None = None
     form: str | None = None  # of the calibration, see calibration.FORMS
     calibration: Calibration | None = None
@@ -346,18 +342,12 @@ class ChunkSampler:
             samples = self._sampler.sample_at_anchors(codes, anchors, part.seed, first=start)
             return samples, groups, size * self._sampler.calibration.candidates
         generator = self.model.generator
-        lengths = (
-            draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
-            if self.plan.lengths == "empirical"
-            else None
-        )
         samples = generator.sample(
             size,
             None if generator.groups is None else groups,
             anchors,
             part.seed,
             first=start,
-            lengths=lengths,
         )
         return samples, groups, size
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from mobatlas.config import Coarsening
 from mobatlas.data.samples import sample_schema
 from mobatlas.data.types import ANCHORS, Floats
-from mobatlas.errors import MobatlasError, log, suggestion
+from mobatlas.errors import MobatlasError, log
 from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.groups import evenly_spaced
@@ -49,7 +49,6 @@ from mobatlas.training.devices import check_devices
 from mobatlas.training.resources import peak_gb
 
 ALL = "all"  # every group of the model
-LENGTHS = ("model", "empirical")
 OTHER_FORMATS = {
     ".csv",
     ".tsv",
@@ -182,7 +181,6 @@ def _write(
 
 
 def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
-    lengths = request.lengths
     for is_wrong, sentence in (
         (
             n is None and request.anchors is None,
@@ -209,11 +207,6 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
         (
             request.posterior and request.draws < MIN_DRAWS,
             f"--draws {request.draws}: give at least {MIN_DRAWS}, so that intervals have a width",
-        ),
-        (
-            lengths not in LENGTHS,
-            f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} "
-            f"(known: {', '.join(LENGTHS)})",
         ),
     ):
         if is_wrong:
@@ -258,7 +251,6 @@ def _plan(
         parts=parts,
         n=size,
         coarsening=coarsening,
-        lengths=request.lengths,
         region=request.region,
         form=form,
         calibration=load_sampler(model, _Calibrating(tracker)).calibration if form else None,
@@ -390,10 +382,6 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
     needs_calibration = model.groups is not None and model.generator.groups is None
     if not has_groups or not (wanted or needs_calibration):
         return None
-    if request.lengths == "empirical":
-        raise MobatlasError(
-            "--lengths empirical: calibrated samples have the lengths of the model; leave it out"
-        )
     return POPULATION if request.region is None and request.anchors is None else "fixed_anchors"
 
 
@@ -404,7 +392,6 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         "model": model.manifest.content_hash,
         "n": plan.n,
         "region": request.region,
-        "lengths": request.lengths,
         "coarsen": plan.coarsening and str(plan.coarsening),
         "calibrated": plan.form,
         "posterior": plan.posterior,

@@ -30,12 +30,10 @@ from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import (
-    Aggregates,
     Population,
     Recovery,
     Regions,
     bins_by_map,
-    blocks,
 )
 
 STEEPEST = 3.0  # tilt of the number of visits, per standard deviation
@@ -107,14 +105,10 @@ class Moments:
         "scaled" is the norm in scaled coordinates; "js" is the JSD in bits of the shares within
         each map, averaged over maps.
         """
-        return {kind: float(value) for kind, value in self.distances(means, target).items()}
-
-    def distances(self, means: Floats, targets: Floats) -> dict[str, Floats]:
-        """The same, row by row (rows, features)."""
-        pairs = ((np.maximum(means[..., part], 0), targets[..., part]) for part in self._map_bins)
+        pairs = ((np.maximum(means[part], 0), target[part]) for part in self._map_bins)
         return {
-            "scaled": np.linalg.norm((means - targets) / self.scale, axis=-1),
-            "js": np.mean([js(normalise(one), normalise(other)) for one, other in pairs], axis=0),
+            "scaled": float(np.linalg.norm((means - target) / self.scale, axis=-1)),
+            "js": float(np.mean([js(normalise(one), normalise(other)) for one, other in pairs])),
         }
 
     @cached_property
@@ -202,8 +196,6 @@ class Evidence:
     regions: Regions  # of the folder, without features that every region suppresses
     phi: Phi
     recovery: Recovery
-    validation: Aggregates | None  # V of validation people, where some are known
-    training_mean: Floats  # (features,) of phi over training people
     visits: Visits | None  # None if the regions have this feature, or if it is left free
     people: Ints  # (people,) training people with windows, as rows of the dataset's people
     anchors: Floats  # (people, 4)
@@ -263,25 +255,6 @@ class Evidence:
                 f"--membership: {self.source} does not assign people to regions; leave it out"
             )
         return residence_shares(shrunk_shares(self.regions), self.region)
-
-    def validation_distance(self, means: Floats) -> dict[str, float] | None:
-        """Distance of P M (groups, features) from V of validation people, averaged over people.
-
-        None without validation people.
-        """
-        if (observed := self.validation) is None:
-            return None
-        row = {name: number for number, name in enumerate(self.regions.composition.regions)}
-        # (regions, groups)
-        shares = self.regions.composition.shares[[row[name] for name in observed.regions]]
-        parts = [
-            self.aggregate_moments.distances(shares[some] @ means, observed.values[some])
-            for some in blocks(*observed.values.shape)
-        ]
-        return {
-            kind: float(observed.n @ np.hstack([part[kind] for part in parts]) / observed.n.sum())
-            for kind in parts[0]
-        }
 
 
 def describe_informed(shares: Mapping[str, float]) -> str:
@@ -354,8 +327,6 @@ def gather_evidence(
         regions=regions,
         phi=phi,
         recovery=recovery,
-        validation=folder.validation and folder.validation.select_features(known),
-        training_mean=training_mean,
         visits=_visits(phi, recovery, trajectories, weights, dataset.vocabulary)
         if visits
         else None,

@@ -21,7 +21,7 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError, log
-from mobatlas.features.divergences import DIVERGENCES, normalise, tv
+from mobatlas.features.divergences import DIVERGENCES, normalise
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
@@ -30,8 +30,6 @@ from mobatlas.regions.types import Aggregates, bins_by_map
 from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import Phi, region_of
 from mobatlas.training.loop import Share, Stage, Trainer
-
-COMPARED_REGIONS = 4  # regions whose gradients are compared
 
 
 class FinetuneConfig(Section):
@@ -169,21 +167,6 @@ class Target:
             weights = soft.tokens.new_tensor(people.weights)  # (n,)
             return self.loss([weights @ goal.feature.soft(soft) for goal in self.goals], region)
 
-    def gradient_agreement(self, model: Generator, config: FinetuneConfig, seed: int) -> float:
-        """Mean cosine between gradients of one region from two batches: 0 is noise, 1 is exact."""
-        trained = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
-        cosines = []
-        for region in self.usable[:COMPARED_REGIONS].tolist():
-            pair = []
-            for batch in range(2):
-                rng = np.random.default_rng([seed, region, batch, 2])
-                gradients = torch.autograd.grad(
-                    self.soft_loss(model, region, rng, config), trained, allow_unused=True
-                )
-                pair.append(torch.cat([each.flatten() for each in gradients if each is not None]))
-            cosines.append(float(nn.functional.cosine_similarity(pair[0], pair[1], dim=0)))
-        return float(np.mean(cosines))
-
     def validation_people(self, config: FinetuneConfig, seed: int) -> dict[int, Simulated]:
         """People of some regions, the same in every call."""
         rng = np.random.default_rng([seed, 0, 1])  # no training step uses it
@@ -237,7 +220,7 @@ def finetune(
         )
     folder = RegionsFolder.open(regions_folder)
     student = _copy_with_groups(model, folder.regions.groups, trainer.seed)
-    task = _Task(folder, dataset, student.vocabulary, config)
+    task = TargetBuilder(folder, dataset, student.vocabulary, config)
     target = task.target(folder.regions.aggregates, "train")
     held_out = task.held_out(target)
     people = held_out.validation_people(config, trainer.seed)
@@ -264,7 +247,6 @@ def finetune(
         return scores
 
     validate(tuned)
-    agreement = target.gradient_agreement(student, config, trainer.seed)
     stage = replace(config.stage(phase1), network=tuned, loss=loss, validate=validate)
     trainer.run(replace(stage, exported=student.network))
     student.network.load_state_dict(tuned.best.state_dict())
@@ -273,8 +255,6 @@ def finetune(
         "left_out": np.delete(folder.regions.composition.regions, target.usable).tolist(),
         "validated_on": held_out.split,
         "best": min(curve, key=lambda row: float(row["validation"])),
-        "gradient_agreement": round(agreement, 3),
-        "soft_gap": soft_gap(student, target.goals, next(iter(people.values())), trainer.seed),
         "curve": curve,
     }
 
@@ -291,23 +271,9 @@ def regional_loss(
     It is the mean divergence of simulated regions from the regions of validation people.
     """
     folder = RegionsFolder.open(regions_folder)
-    task = _Task(folder, dataset, dataset.vocabulary, config)
+    task = TargetBuilder(folder, dataset, dataset.vocabulary, config)
     held_out = task.held_out(task.target(folder.regions.aggregates, "train"))
     return held_out.score(sampler, held_out.validation_people(config, seed), seed)
-
-
-def soft_gap(
-    model: Generator, goals: Sequence[Goal], people: Simulated, seed: int
-) -> dict[str, float]:
-    """Total variation between soft and hard samples of the same noise, for each feature map."""
-    soft = model.soft_sample(people.groups, people.anchors, seed)
-    hard = model.sample(len(people.groups), people.groups, people.anchors, seed)
-    gaps = {}
-    for goal in goals:
-        counts = goal.feature.soft(soft).detach().cpu().numpy(), goal.feature.counts(hard)
-        shares = (normalise((people.weights @ each)[goal.columns]) for each in counts)
-        gaps[goal.feature.name] = float(tv(*shares))
-    return gaps
 
 
 class _TunedNetwork(nn.Module):
@@ -353,7 +319,7 @@ class _TunedNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Task:
+class TargetBuilder:
     """Builds the targets from the inputs, and checks them."""
 
     folder: RegionsFolder

@@ -341,10 +341,7 @@ def _tilt_result(
         {"tilt": {**metrics, **report}, **_calibration_report(calibration)},
         calibration=calibration,
         tilt=np.stack([tilt.coefficients for tilt in tilts.tilts]),
-        facts={
-            "effective_sample_size": {name: row["effective_sample_size"] for name, row in rows},
-            "dual_gap": {name: row["gap"] for name, row in rows},
-        },
+        facts={"effective_sample_size": {name: row["effective_sample_size"] for name, row in rows}},
     )
 
 

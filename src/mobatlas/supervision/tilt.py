@@ -14,7 +14,7 @@ generator on them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,6 @@ from mobatlas.features.divergences import normalise
 from mobatlas.generators.layers import has_group_bias, set_group_bias
 from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.groups import Groups
-from mobatlas.regions.aggregates import person_means
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.training.loop import Trainer
 
@@ -47,8 +46,8 @@ Dual = Callable[[Floats], tuple[float, Floats]]  # value and gradient
 Product = Callable[[Floats], Floats]  # of the Hessian with a vector
 ScaledFeatures = tuple[Floats, sparse.csr_array, sparse.csc_array]  # see `scale_features`
 MAX_SHIFT = 2.0  # logits: visits to rare places say little about a group
-# With this many units, means are known to within half a per cent of a standard deviation.
-MAX_UNITS = 300_000
+# With this many rows, means are known to within half a per cent of a standard deviation.
+MAX_ROWS = 300_000
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ def fit_tilt(
     target outside the hull of the rows has no solution, and `converged` is False. To fit many
     targets, scale the features once and pass `scaled_phi`.
     """
-    _check_inputs(phi, target, ridge, prior)
     weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
     with np.errstate(divide="ignore"):
         log_prior = np.log(weight)  # -inf excludes a row
@@ -142,7 +140,6 @@ def fit_capped_tilt(
     + ridge/2 |lambda|^2, where f*(s) = exp(s) up to log cap and is linear beyond. Returns lambda
     (features,), nu, and whether the fit converged.
     """
-    _check_inputs(phi, target, ridge)
     if cap <= 1:  # weights of mean 1 are all 1
         return np.zeros(phi.shape[1]), 0.0, True
     scale, scaled, transposed = scale_features(phi)
@@ -193,7 +190,6 @@ def fit_fixed_anchor_tilt(
     Rows are K consecutive candidates per anchor. `visits` (rows,) is None to leave the number free.
     Returns lambda (features,) and whether the fit converged.
     """
-    _check_inputs(phi, target, ridge)
     scale, scaled, transposed = scale_features(phi)
     scaled_target = target / scale
     shape = (phi.shape[0] // candidates, candidates)
@@ -247,32 +243,6 @@ def scale_features(phi: sparse.csr_array, weight: Floats | None = None) -> Scale
     layout = phi.indices.astype(narrow), phi.indptr.astype(narrow)
     scaled = sparse.csr_array((phi.data / scale[phi.indices], *layout), shape=phi.shape)
     return scale, scaled, scaled.T
-
-
-def _check_inputs(
-    phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None = None
-) -> None:
-    rows, features = phi.shape
-    for is_wrong, problem in (
-        (not rows, "there are no rows to weight"),
-        (
-            target.shape != (features,),
-            f"there are {features} features but {target.size} targets; pass one mean per feature",
-        ),
-        (
-            not np.isfinite(target).all(),
-            "a target is not a finite number; recover the means of suppressed features first, "
-            "or leave these features out",
-        ),
-        (not ridge >= 0, f"the ridge is {ridge:g}; pass zero or more"),
-        (
-            prior is not None
-            and (prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf),
-            f"the prior must be {rows:,} weights, none negative and not all zero",
-        ),
-    ):
-        if is_wrong:
-            raise MobatlasError(f"tilt: {problem}")
 
 
 def _visit_goals(visits: Floats, ratio: Floats | float) -> Floats:
@@ -346,8 +316,6 @@ def _minimise(
 class TiltConfig(Section):
     """How training people are weighted."""
 
-    # With "person", all windows of a person share one weight.
-    unit: Literal["trajectory", "person"] = "trajectory"
     ridge: float = Field(3e-3, ge=0)  # leaves costly moments unmet
 
 
@@ -359,8 +327,7 @@ class GroupTilts:
     indices: Ints  # (trajectories,) of the dataset
     base: Floats  # (trajectories,) equal weight per person: 1 / (people * windows of the person)
     weights: Floats  # (groups, trajectories), rows sum to 1
-    tilts: tuple[Tilt, ...]  # one per group, over units
-    gaps: Floats  # (groups,) primal less dual value, zero at the solution
+    tilts: tuple[Tilt, ...]  # one per group
     config: TiltConfig
     membership: bool
 
@@ -371,41 +338,30 @@ class GroupTilts:
 
     def report(self, evidence: Evidence) -> dict[str, Any]:
         """A description of the tilts, for JSON."""
-        reached = evidence.means - self.unmet[:, : evidence.means.shape[1]]
-        baseline = np.tile(evidence.recovery.baseline, (len(reached), 1))
         return {
-            "unit": self.config.unit,
             "ridge": self.config.ridge,
             "membership": self.membership,
-            "units": len(self.tilts[0].weights),
+            "trajectories": len(self.indices),
             "groups": {
                 name: self._group_report(evidence, number)
                 for number, name in enumerate(self.groups.names)
             },
-            "validation": evidence.validation_distance(reached),
-            "validation_baseline": evidence.validation_distance(baseline),
             "warnings": list(evidence.warnings),
         }
 
     def _group_report(self, evidence: Evidence, number: int) -> dict[str, Any]:
         tilt = self.tilts[number]
         unmet = np.abs(tilt.unmet) / evidence.moments.scale
-        sd = evidence.recovery.sd[number]
         return {
             "effective_sample_size": round(tilt.effective_sample_size, 1),
             "relative_size": round(tilt.relative_size, 4),
             "converged": bool(tilt.converged),
             "dual": float(tilt.dual),
-            "gap": float(self.gaps[number]),
             "unmet": {
                 "scaled": float(np.linalg.norm(unmet)),
                 "bin": evidence.moments.phi.features[int(np.argmax(unmet))],
             },
             "information": round(evidence.information()[self.groups.names[number]], 4),
-            "posterior_sd": {
-                "relative": float(sd.sum() / max(evidence.means[number].sum(), 1e-300)),
-                "bin": evidence.phi.features[int(np.argmax(sd / evidence.aggregate_moments.scale))],
-            },
         }
 
 
@@ -419,7 +375,7 @@ def fit_group_tilts(
     """Weight unlabelled training trajectories so that their mean of phi is that of each group.
 
     With `membership`, the prior of a person is p(d|g) of the person's region instead of uniform.
-    With more than `MAX_UNITS` units, tilts are fitted on a sample and applied to all.
+    With more than `MAX_ROWS` trajectories, tilts are fitted on a sample and applied to all.
     """
     indices = dataset.split("train")
     phi = evidence.moments.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
@@ -428,33 +384,26 @@ def fit_group_tilts(
     people = len(evidence.people)
     windows = np.bincount(row, minlength=people)
     base = 1 / (people * windows[row])  # (trajectories,)
-    by_person = config.unit == "person"
-    units = _Units.of(person_means(phi, row, people) if by_person else phi, config.ridge)
-    uniform = np.full(people, 1 / people) if by_person else base  # (units,)
-    priors = _group_priors(evidence, uniform, None if by_person else row) if membership else None
-    scaled = (
-        None if membership else scale_features(units.fit_rows, normalise(uniform[units.sample]))
-    )
+    rows = _FittedRows.of(phi, config.ridge)
+    priors = _group_priors(evidence, base, row) if membership else None
+    scaled = None if membership else scale_features(rows.fitted, normalise(base[rows.sample]))
     tilts: list[Tilt] = []
-    gaps: list[float] = []
     weights = np.empty((len(evidence.groups), len(indices)))
     for group, name in enumerate(evidence.groups.names):
-        prior = uniform if priors is None else priors[group]
-        tilt, gap = units.fit(evidence.moments.means[group], prior, scaled)
+        prior = base if priors is None else priors[group]
+        tilt = rows.fit(evidence.moments.means[group], prior, scaled)
         if not tilt.converged:
             log.warning(
                 "Group '%s': no weighting of training people has its estimated means. "
                 "The nearest weighting is used.",
                 name,
             )
-        weights[group] = tilt.weights[row] / windows[row] if by_person else tilt.weights
-        tilts.append(tilt if by_person else replace(tilt, weights=weights[group]))
-        gaps.append(gap)
+        weights[group] = tilt.weights
+        tilts.append(replace(tilt, weights=weights[group]))  # not a copy
     log.info(
-        "Tilts fitted: the effective sample size of a group is at least %.0f of %d %s.",
+        "Tilts fitted: the effective sample size of a group is at least %.0f of %d trajectories.",
         min(tilt.effective_sample_size for tilt in tilts),
-        units.rows.shape[0],
-        "people" if by_person else "trajectories",
+        len(indices),
     )
     return GroupTilts(
         groups=evidence.groups,
@@ -462,14 +411,13 @@ def fit_group_tilts(
         base=base,
         weights=weights,
         tilts=tuple(tilts),
-        gaps=np.array(gaps),
         config=config,
         membership=membership,
     )
 
 
-def _group_priors(evidence: Evidence, uniform: Floats, row: Ints | None) -> list[Floats]:
-    """Prior weights of the units (units,) for each group, by the regions of their people."""
+def _group_priors(evidence: Evidence, base: Floats, row: Ints) -> list[Floats]:
+    """Prior weights (trajectories,) for each group, by the regions of their people."""
     log.warning(
         "%s: --membership weights each person by the composition of the person's home region",
         evidence.source,
@@ -480,10 +428,8 @@ def _group_priors(evidence: Evidence, uniform: Floats, row: Ints | None) -> list
             "Do not compare this run with runs without it.",
             evidence.source,
         )
-    priors = [
-        uniform * (shares if row is None else shares[row])  # shares (people,) of one group
-        for shares in evidence.membership().T
-    ]
+    # shares (people,) of one group each
+    priors = [base * shares[row] for shares in evidence.membership().T]
     for name, prior in zip(evidence.groups.names, priors, strict=True):
         if not prior.sum() > 0:
             raise MobatlasError(
@@ -493,37 +439,29 @@ def _group_priors(evidence: Evidence, uniform: Floats, row: Ints | None) -> list
 
 
 @dataclass(frozen=True)
-class _Units:
+class _FittedRows:
     """Rows to weight, and the sample of them that tilts are fitted on."""
 
-    rows: sparse.csr_array  # (units, features)
-    sample: Ints  # rows that are fitted
-    fit_rows: sparse.csr_array
+    rows: sparse.csr_array  # (rows, features)
+    sample: Ints  # numbers of the rows that are fitted
+    fitted: sparse.csr_array
     ridge: float
 
     @classmethod
     def of(cls, rows: sparse.csr_array, ridge: float) -> Self:
-        units = np.arange(rows.shape[0])
-        if len(units) <= MAX_UNITS:
-            return cls(rows, units, rows, ridge)
-        sample = np.sort(np.random.default_rng(len(units)).choice(units, MAX_UNITS, replace=False))
+        n = rows.shape[0]
+        if n <= MAX_ROWS:
+            return cls(rows, np.arange(n), rows, ridge)
+        sample = np.sort(np.random.default_rng(n).choice(n, MAX_ROWS, replace=False))
         return cls(rows, sample, rows[sample], ridge)
 
-    def fit(
-        self, target: Floats, prior: Floats, scaled: ScaledFeatures | None
-    ) -> tuple[Tilt, float]:
-        """The tilt of all rows, and the duality gap on the fitted ones."""
+    def fit(self, target: Floats, prior: Floats, scaled: ScaledFeatures | None) -> Tilt:
+        """The tilt of all rows."""
         own = normalise(prior[self.sample])
-        tilt = fit_tilt(self.fit_rows, target, self.ridge, prior=own, scaled_phi=scaled)
-        # KL(w | prior) + |unmet|^2 / (2 ridge), in scaled coordinates, less the dual value
-        scale = np.sqrt(np.maximum(self.fit_rows.T @ own, 1 / self.fit_rows.shape[0]))
-        primal = float(special.rel_entr(tilt.weights, own).sum())
-        if self.ridge > 0:
-            primal += float(((tilt.unmet / scale) ** 2).sum()) / (2 * self.ridge)
-        gap = primal + tilt.dual
+        tilt = fit_tilt(self.fitted, target, self.ridge, prior=own, scaled_phi=scaled)
         if len(self.sample) < self.rows.shape[0]:
             tilt = tilt.apply_to(self.rows, target, prior)
-        return tilt, gap
+        return tilt
 
 
 def tilted_draw(tilts: GroupTilts, seed: int) -> Draw:

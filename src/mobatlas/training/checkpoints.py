@@ -294,17 +294,6 @@ def save_snapshot(folder: Path, stage: str, step: int, network: nn.Module) -> No
     write_atomic(path, save(_on_cpu(named_tensors(network))))
 
 
-def list_snapshots(folder: Path, stage: str) -> dict[int, Path]:
-    """The snapshots of a stage in the folder of a model, by step."""
-    paths = sorted((folder / SNAPSHOTS).glob(f"{stage}-{STEP_PATTERN}.safetensors"))
-    return {int(path.stem[-8:]): path for path in paths}
-
-
-def load_snapshot(path: Path, network: nn.Module) -> None:
-    """Read a snapshot into the network that it was written from."""
-    copy_strictly(path, read_weights(path), named_tensors(network), "it belongs to another model")
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name."""
     try:

@@ -71,8 +71,6 @@ class Execution:
     snapshot_steps
         Steps between two snapshots of the weights, which stay in the MODEL folder so that
         `python -m bench checkpoints` can draw a learning curve; None for no snapshots.
-    tensorboard
-        Also log to TensorBoard, in the MODEL folder.
     quiet
         Print log lines instead of a progress bar.
 
@@ -89,7 +87,6 @@ class Execution:
     precision: str = "auto"
     checkpoint_seconds: float = 30.0
     snapshot_steps: int | None = None
-    tensorboard: bool = False
     quiet: bool = False
 
 
@@ -174,14 +171,13 @@ class Stage:
 
 @dataclass
 class _Journal:
-    """The log of a stage: progress bar, metrics.jsonl and TensorBoard."""
+    """The log of a stage: progress bar and metrics.jsonl."""
 
     stage: Stage
     first: int  # steps that earlier processes finished
     start: float  # monotonic time, moved back by the seconds of earlier processes
     tracker: Tracker = SILENT
     metrics: Path | None = None
-    board: Any = None
     _note: str = ""
     _noted_at: float = -math.inf
 
@@ -216,9 +212,6 @@ class _Journal:
                 self.metrics,
                 {"stage": self.stage.name, "step": done, **values, "seconds": self.seconds},
             )
-        if self.board:
-            for name, value in values.items():
-                self.board.add_scalar(f"{self.stage.name}/{name}", value, done)
         self._logged = done
         self._logged_at = now
 
@@ -280,7 +273,6 @@ class Trainer:
         self.device: torch.device = self.fabric.device
         self.share = Share(self.fabric.global_rank, self.fabric.world_size)
         self._progress: Progress = progress or partial(track, quiet=execution.quiet)
-        self._board = _summary_writer() if execution.tensorboard else None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             if self.share.rank == 0 and not any(folder.glob("*.safetensors")):
@@ -472,10 +464,6 @@ class Trainer:
         if self.folder:
             journal.metrics = self.folder.parent / METRICS
             self._first(partial(rewind_lines, journal.metrics, stage.name, done))
-            if self._board and self.share.rank == 0:
-                journal.board = stack.enter_context(
-                    self._board(str(self.folder.parent / "tensorboard"), purge_step=done + 1)
-                )
         return journal
 
     def _first(self, action: Callable[[], object]) -> None:
@@ -499,13 +487,3 @@ class Trainer:
     def _mean(self, values: Tensor) -> Tensor:
         """The mean over the processes."""
         return cast(Tensor, self.fabric.all_reduce(values, reduce_op="mean"))
-
-
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MobatlasError(
-            "--tensorboard: TensorBoard is not installed; pip install 'mobatlas[tensorboard]'"
-        ) from None
-    return SummaryWriter

@@ -209,7 +209,7 @@ def audit(
     Returns
     -------
     Audit
-        Checks with verdicts; `audit_tables` turns them into tables.
+        Checks with verdicts.
 
     Examples
     --------

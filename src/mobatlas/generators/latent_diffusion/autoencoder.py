@@ -113,23 +113,19 @@ class Autoencoder(nn.Module):
     def decode(
         self,
         latents: Tensor,
-        lengths: Tensor | None = None,
         *,
         noise: torch.Generator | None = None,
         beams: int = 1,
         cache: bool = True,
     ) -> Tensor:
-        """Return the likeliest tokens (batch, length), PAD after the end; with `noise`, draw them.
-
-        `lengths` (batch,) forces the number of tokens.
-        """
+        """Return the likeliest tokens (batch, length), PAD after the end; with `noise`, draw."""
         out = self.bart.generate(
             encoder_outputs=self._memory(latents),
             max_new_tokens=self.length,
             num_beams=beams,
             do_sample=False,
             use_cache=cache,
-            logits_processor=[_TokenRules(lengths, noise)],
+            logits_processor=[_TokenRules(noise)],
         )[:, 1:]  # (batch, longest)
         out = torch.where((out == EOS).cumsum(1) > 0, PAD, out)
         return F.pad(out, (0, self.length - out.shape[1]), value=PAD)
@@ -171,26 +167,18 @@ class Autoencoder(nn.Module):
 
 @dataclass(frozen=True)
 class _TokenRules:
-    """Forbids tokens that no trajectory contains, early ends, and ends that break `lengths`.
+    """Forbids tokens that no trajectory contains, and an end before the first token.
 
     With `noise` it draws a token by one number per row and step, even for rows that have ended. So
     a row depends on its place in the batch alone.
     """
 
-    lengths: Tensor | None
     noise: torch.Generator | None
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        done = tokens.shape[1] - 1  # tokens so far, without BOS
         scores[:, [PAD, BOS, MASK]] = -torch.inf
-        if done == 0:
+        if tokens.shape[1] == 1:  # BOS alone
             scores[:, EOS] = -torch.inf
-        if self.lengths is not None:
-            beams = len(scores) // len(self.lengths)
-            ends = self.lengths.repeat_interleave(beams) <= done  # (batch * beams,)
-            is_end = torch.arange(scores.shape[1], device=scores.device) == EOS
-            scores[~ends, EOS] = -torch.inf
-            scores[ends] = torch.where(is_end, 0.0, -torch.inf)
         if self.noise is None:
             return scores
         # the Gumbel trick, a number per token, would take ten times as long
@@ -267,35 +255,19 @@ def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tens
 def encode_split(
     autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None
 ) -> Latents:
-    """Encode the trajectories of a split, to `path` if any; an intact file is reused."""
+    """Encode the trajectories of a split, to a memory-mapped file if there is a `path`."""
     members = dataset.split(split)
     lengths = np.zeros(len(dataset), dtype=np.int64)
     lengths[members] = np.minimum(dataset.lengths[members] + 1, autoencoder.length)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     shape = (int(offsets[-1]), autoencoder.config.latent)
-    values = None if path is None else _read_latents(path, shape)
-    if values is None:
-        values = np.empty(shape, np.float16)
-        if path is not None:
-            partial = path.with_name(f".{path.name}.partial")
-            values = np.lib.format.open_memmap(partial, "w+", np.float16, shape)
-        for indices, latents, tokens in _encode_batches(autoencoder, dataset, members):
-            scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
-            values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
-        if path is not None and isinstance(values, np.memmap):
-            values.flush()
-            partial.replace(path)
-            values = np.load(path, mmap_mode="r", allow_pickle=False)
+    values: Halves = np.empty(shape, np.float16)
+    if path is not None:
+        values = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+    for indices, latents, tokens in _encode_batches(autoencoder, dataset, members):
+        scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
+        values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
     return Latents(values, offsets, autoencoder.padding.cpu().numpy(), autoencoder.length)
-
-
-def _read_latents(path: Path, shape: tuple[int, int]) -> Halves | None:
-    """Return the latents of a file, or None if it is missing or damaged."""
-    try:
-        values: Halves = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return values if values.shape == shape and values.dtype == np.float16 else None
 
 
 @torch.no_grad()

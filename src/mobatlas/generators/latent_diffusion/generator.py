@@ -275,8 +275,8 @@ class LatentDiffusion(NetworkGenerator):
         count = 0
         for start in range(0, len(members), TILE):
             batch = dataset.gather(members[start : start + TILE], self.max_length)
-            tokens = torch.from_numpy(batch.tokens).long().to(self.device)  # (batch, any)
-            decoded = self.autoencoder.decode(self.encode(batch.tokens))[:, : tokens.shape[1]]
+            tokens = torch.from_numpy(batch).long().to(self.device)  # (batch, any)
+            decoded = self.autoencoder.decode(self.encode(batch))[:, : tokens.shape[1]]
             same += int(((decoded == tokens) & (tokens != PAD)).sum())
             count += int((tokens != PAD).sum())
         return same / count
@@ -340,19 +340,15 @@ class LatentDiffusion(NetworkGenerator):
         t = parts ** (1 / self.config.denoiser.timestep_emphasis) * levels
         return t.long().clamp(max=levels - 1)
 
-    def _sample_tile(
-        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
-    ) -> Tensor:
-        latents = self.roll_out(self._noise(number, seed), groups, anchors, lengths).clean
-        return self._decode(self.autoencoder.restore(latents), number, seed, lengths)
+    def _sample_tile(self, number: int, groups: Ints, anchors: Floats, seed: int) -> Tensor:
+        latents = self.roll_out(self._noise(number, seed), groups, anchors).clean
+        return self._decode(self.autoencoder.restore(latents), number, seed)
 
-    def _decode(
-        self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None
-    ) -> Tensor:
+    def _decode(self, latents: Tensor, number: int, seed: int) -> Tensor:
         """Return the tokens (TILE, length) of a tile."""
         rng = tile_rng(seed, number, TOKEN_STREAM)
         likeliest = self.config.diffusion.decoding == "likeliest"
-        return self.autoencoder.decode(latents, lengths, noise=None if likeliest else rng)
+        return self.autoencoder.decode(latents, noise=None if likeliest else rng)
 
     def _noise(self, number: int, seed: int) -> Tensor:
         shape = (TILE, self.max_length, self.config.autoencoder.latent)
@@ -363,7 +359,6 @@ class LatentDiffusion(NetworkGenerator):
         noise: Tensor,
         groups: Ints,
         anchors: Floats,
-        lengths: Tensor | None = None,
         *,
         differentiable: int = 0,
         stop: int | None = None,
@@ -373,18 +368,12 @@ class LatentDiffusion(NetworkGenerator):
         With `stop` it ends after that many steps.
         """
         person = self._person(groups, anchors)
-        places = torch.arange(self.max_length, device=self.device)
-        # latents past a forced end are known: padding
-        past = None if lengths is None else (places > lengths[:, None])[..., None]
-        padding = self.autoencoder.padding
         last: Estimate | None = None
 
         def denoise(x: Tensor, t: Tensor) -> Tensor:
             nonlocal last
             last = self.network(x, t, *person, None if last is None else last.clean)
             assert last is not None
-            if past is not None:
-                last = last._replace(clean=torch.where(past, padding, last.clean))
             return last.clean
 
         latents = rollout(denoise, noise, self.config.diffusion, differentiable, stop)

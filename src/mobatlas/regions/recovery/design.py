@@ -1,9 +1,9 @@
 """What further evidence would help most: expected intervals after hypothetical observations.
 
-A mean over n people with the composition s measures log s'M, with the gradient h = s M / s'M. If C
-is the present covariance of log M, rows H lead to
+A mean over n people of group d measures one element of log M, with the gradient h = e_d. If C is
+the present covariance of log M, rows H of labelled people lead to
 
-    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(E[phi / (n q)]) + level + discrepancy
+    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(E[phi / (n q)]) + level
 
 Regions measure b + c with contextual slopes c ~ N(0, K_c). Their information W on b + c is
 
@@ -27,7 +27,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FEATURES
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.composition_error import CompositionError
-from mobatlas.regions.recovery.joint_posterior import DISCREPANCY_SD, LEVEL_SD
+from mobatlas.regions.recovery.joint_posterior import LEVEL_SD
 from mobatlas.regions.recovery.map_model import SURFACE_SD, RegionRows
 from mobatlas.regions.recovery.recover import (
     DEFAULT_OPTIONS,
@@ -36,12 +36,10 @@ from mobatlas.regions.recovery.recover import (
     fit_maps,
 )
 from mobatlas.regions.recovery.solver import Observed, Rows, find_modes, information, link_slope
-from mobatlas.regions.recovery.summary import Mixtures, check_level
+from mobatlas.regions.recovery.summary import check_level
 from mobatlas.regions.types import Recovery, Regions, bins_by_map
 
 KIND = "plan"
-MORE_PEOPLE = "more people"
-GROUPS = "groups"  # beside attributes
 CHOSEN = "chosen by group"
 SMALL = 0.005  # a smaller gain does not justify choosing
 BUDGET = 200  # people of a small survey
@@ -56,19 +54,15 @@ SEED = 0  # of the regions that others are split like
 NEGLIGIBLE = 1e-12
 
 
-# "groups" or an attribute -> group or level -> mean half-width
-HalfWidths = Mapping[str, Mapping[str, float]]
-
-
 @dataclass(frozen=True)
 class Action:
     """Evidence that could be added, and the intervals that are expected then."""
 
     name: str
-    kind: str  # labelled people, group table, more people or smaller regions
+    kind: str  # labelled people or smaller regions
     people: int | None  # of the budget; None: the budget does not say what it costs
     assumption: str
-    half_widths: HalfWidths
+    half_widths: Mapping[str, float]  # group -> mean half-width
     maps: Mapping[str, float]  # feature map -> mean over groups
     reduction: float  # share of the mean half-width of groups
     allocation: Mapping[str, int]  # group -> people to label; empty: at random
@@ -84,7 +78,7 @@ class EvidencePlan:
     Attributes
     ----------
     now
-        "groups" or an attribute -> group or level -> half-width with the present evidence.
+        Group -> half-width with the present evidence.
     maps
         Feature map -> mean half-width over groups.
     actions
@@ -105,7 +99,7 @@ class EvidencePlan:
     budget: int
     groups: Groups
     features: Mapping[str, int]  # feature map -> bins
-    now: HalfWidths
+    now: Mapping[str, float]
     maps: Mapping[str, float]
     actions: tuple[Action, ...]
     uninformed: tuple[str, ...]
@@ -142,17 +136,15 @@ def ends(half_width: float) -> tuple[float, float]:
     return float(np.exp(-half_width)), float(np.exp(half_width))
 
 
-def mean_of(rows: Mapping[str, float]) -> float:
-    """The mean over groups, or over levels."""
-    return float(np.mean(list(rows.values())))
+def mean_of(groups: Mapping[str, float]) -> float:
+    """The mean over groups."""
+    return float(np.mean(list(groups.values())))
 
 
-def _intervals(rows: HalfWidths, maps: Mapping[str, float]) -> dict[str, Any]:
+def _intervals(groups: Mapping[str, float], maps: Mapping[str, float]) -> dict[str, Any]:
     return {
-        "mean": {name: ends(mean_of(each)) for name, each in rows.items()},
-        "rows": {
-            name: {row: ends(half) for row, half in each.items()} for name, each in rows.items()
-        },
+        "mean": ends(mean_of(groups)),
+        "groups": {name: ends(half) for name, half in groups.items()},
         "feature_maps": {name: ends(half) for name, half in maps.items()},
     }
 
@@ -171,7 +163,7 @@ def plan_evidence(
     regions
         The present evidence, as `load_regions` returns it.
     budget
-        People who could be labelled, or counted in a table. The default is a small survey.
+        People who could be labelled. The default is a small survey.
     level
         Probability of each interval.
     options
@@ -198,8 +190,8 @@ def plan_evidence(
     recovery, maps = fit_maps(regions, options)
     present = _Present.of(recovery, maps, regions.aggregates.features, level)
     now = present.half_widths(lambda layer: layer.covariance)
-    planner = _Planner(present, groups, budget, recovery.shares, now)
-    actions = [*planner.labelled(), *planner.tables(), *planner.regions(regions)]
+    planner = _Planner(present, budget, recovery.shares, now)
+    actions = [*planner.labelled(), *planner.regions(regions)]
     # Of equally helpful actions, the simpler one comes first.
     actions.sort(key=lambda each: each.name.endswith(CHOSEN) * SMALL - each.reduction)
     features = {name: len(bins) for name, bins in bins_by_map(regions.aggregates.features).items()}
@@ -208,7 +200,7 @@ def plan_evidence(
         budget=budget,
         groups=groups,
         features=features,
-        now=present.by_row(now),
+        now=present.by_group(now),
         maps=present.by_map(now),
         actions=tuple(actions),
         uninformed=_uninformed(features, regions),
@@ -226,18 +218,11 @@ def _uninformed(features: Mapping[str, int], regions: Regions) -> tuple[str, ...
 
 def _left_out(regions: Regions) -> tuple[str, ...]:
     """Why some actions are missing."""
-    aggregates = regions.aggregates
-    noisy = aggregates.noise is not None
-    reasons = {
-        "other regions, because their published noise is not known": noisy,
-        "more people in all regions, because the aggregates do not say how many there are": (
-            aggregates.pooled and not noisy
-        ),
-        "smaller regions, because one region does not show how its parts would differ": (
-            len(regions.composition.regions) < 2 and not noisy
-        ),
-    }
-    return tuple(reason for reason, applies in reasons.items() if applies)
+    if regions.aggregates.noise is not None:
+        return ("other regions, because their published noise is not known",)
+    if len(regions.composition.regions) < 2:
+        return ("smaller regions, because one region does not show how its parts would differ",)
+    return ()
 
 
 @dataclass(frozen=True)
@@ -251,28 +236,25 @@ class _Layer:
     weight: Floats  # (bins,) visits that each bin stands for; 0: only a parent
     means: Floats  # M (bins, groups)
     covariance: Floats  # C of log M (bins, groups, groups), without that of the parent
-    contrasts: Floats  # (bins, rows, groups) of log ratios of rows to the average
+    contrasts: Floats  # (bins, groups, groups) of log ratios of each group to the average
 
     @property
     def dispersion(self) -> Floats:
         return self.fitted.model.regions.dispersion[self.bins]
 
-    def observe(self, shares: Floats, n: Floats, discrepancy: float = 0.0) -> Floats:
-        """C' after means over n (rows,) people with a composition (rows, groups)."""
-        rows = n > 0
-        parts = shares[rows] * self.means[:, None]  # (bins, rows, groups)
-        q = np.maximum(parts.sum(2), NEGLIGIBLE)  # (bins, rows)
-        h = parts / q[:, :, None]
-        variance = self.dispersion[:, None] / (n[rows] * q)
-        # The expected variance: q is uncertain, so 1 / q is larger on average.
+    def observe(self, n: Floats) -> Floats:
+        """C' after labelling n (groups,) people."""
+        chosen = n > 0
+        h = np.eye(len(n))[chosen]  # (rows, groups)
+        means = self.means[:, chosen]  # (bins, rows)
+        variance = self.dispersion[:, None] / (n[chosen] * np.maximum(means, NEGLIGIBLE))
+        # The expected variance: a mean is uncertain, so its inverse is larger on average.
         variance = variance * np.exp(np.minimum(_along(h, self.covariance), 1) / 2)
-        error = variance[:, :, None] * np.eye(int(rows.sum())) + LEVEL_SD[True] ** 2
-        if discrepancy:
-            spread = discrepancy**2 * (np.eye(shares.shape[1]) + 0.1)
-            error += h @ spread @ np.swapaxes(h, 1, 2)
+        error = variance[:, :, None] * np.eye(len(h)) + LEVEL_SD[True] ** 2
         hc = h @ self.covariance  # (bins, rows, groups)
-        inner = hc @ np.swapaxes(h, 1, 2) + error
-        return np.asarray(self.covariance - np.swapaxes(hc, 1, 2) @ np.linalg.solve(inner, hc))
+        return np.asarray(
+            self.covariance - np.swapaxes(hc, 1, 2) @ np.linalg.solve(hc @ h.T + error, hc)
+        )
 
     def inform(self, more: Floats) -> Floats:
         """C' after more information on log M (bins, groups, groups)."""
@@ -327,8 +309,8 @@ class _Present:
     """The present estimate of the features that are computed."""
 
     layers: Sequence[_Layer]  # parents come first
-    rows: Sequence[tuple[str, str]]  # ("groups" or attribute, name)
-    counted: Floats  # (rows,) 1, or 0 for those that the population does not have
+    groups: Groups
+    weight: Floats  # (groups,) of each group in the mean over those that the population has
     quantile: float
 
     @classmethod
@@ -337,12 +319,6 @@ class _Present:
     ) -> Self:
         """Choose bins in proportion to their visits, and the features they are part of."""
         groups = recovery.groups
-        mixtures = {GROUPS: Mixtures.of(recovery)} | {
-            name: Mixtures.of(recovery, name)
-            for name, levels in groups.attributes
-            if 1 < len(levels) < len(groups)
-        }
-        weights = np.vstack([each.weights for each in mixtures.values()])  # (rows, groups)
         layers: list[_Layer] = []
         needed: set[int] = set()
         for each in reversed(maps):  # children first
@@ -352,10 +328,9 @@ class _Present:
             weight = _sample(visits, int(np.clip(most, *BINS)))
             chosen = np.flatnonzero((weight > 0) | np.isin(each.bins, list(needed)))
             needed |= set(each.parent[chosen].tolist())
-            layers.insert(0, _layer(recovery, each, chosen, weight[chosen], weights))
-        rows = [(kind, name) for kind, each in mixtures.items() for name in each.names]
-        counted = (weights @ recovery.shares > 0).astype(np.float64)
-        return cls(layers, rows, counted, float(special.ndtri(0.5 + level / 2)))
+            layers.insert(0, _layer(recovery, each, chosen, weight[chosen]))
+        present = recovery.shares > 0
+        return cls(layers, groups, present / present.sum(), float(special.ndtri(0.5 + level / 2)))
 
     @cached_property
     def position(self) -> Mapping[int, int]:
@@ -370,10 +345,10 @@ class _Present:
         return nested, np.array(places, dtype=np.int64)
 
     def half_widths(self, change: Callable[[_Layer], Floats]) -> Floats:
-        """Mean half-widths (maps, rows) if `change` gives the covariance of each layer."""
-        d = self.layers[0].means.shape[1]
+        """Mean half-widths (maps, groups) if `change` gives the covariance of each layer."""
+        d = len(self.groups)
         total = np.zeros((len(self.position), d, d))
-        widths = np.zeros((len(self.layers), len(self.rows)))
+        widths = np.zeros((len(self.layers), d))
         for number, layer in enumerate(self.layers):
             covariance = change(layer).copy()
             nested, parents = self.parents(layer)
@@ -389,29 +364,22 @@ class _Present:
         visits = np.array([layer.weight.sum() for layer in self.layers])
         return np.asarray(visits / visits.sum())
 
-    def by_row(self, widths: Floats) -> dict[str, dict[str, float]]:
-        """Means over maps, of the rows that are counted."""
-        named: dict[str, dict[str, float]] = {}
-        for (kind, name), value, counted in zip(
-            self.rows, self.visits @ widths, self.counted, strict=True
-        ):
-            if counted:
-                named.setdefault(kind, {})[name] = float(value)
-        return named
+    def by_group(self, widths: Floats) -> dict[str, float]:
+        """Means over maps, of the groups that the population has."""
+        means = (self.visits @ widths).tolist()
+        return {
+            name: mean
+            for name, mean, weight in zip(self.groups.names, means, self.weight, strict=True)
+            if weight
+        }
 
     def by_map(self, widths: Floats) -> dict[str, float]:
         """Means over groups."""
         return {
-            layer.fitted.name: float(each @ self.group_weight)
+            layer.fitted.name: float(each @ self.weight)
             for layer, each in zip(self.layers, widths, strict=True)
             if layer.weight.any()
         }
-
-    @cached_property
-    def group_weight(self) -> Floats:
-        """The weight (rows,) of each row in the mean over groups."""
-        of_group = self.counted * np.array([kind == GROUPS for kind, _ in self.rows])
-        return np.asarray(of_group / of_group.sum())
 
 
 def _sample(visits: Floats, size: int) -> Floats:
@@ -424,20 +392,15 @@ def _sample(visits: Floats, size: int) -> Floats:
     return np.bincount(chosen, minlength=len(visits)) * visits.sum() / size
 
 
-def _layer(
-    recovery: Recovery, fitted: FittedMap, chosen: Ints, weight: Floats, rows: Floats
-) -> _Layer:
+def _layer(recovery: Recovery, fitted: FittedMap, chosen: Ints, weight: Floats) -> _Layer:
     numbers = fitted.bins[chosen]
     parent = fitted.parent[chosen]
-    covariance = recovery.error_covariance[numbers]
-    inherited = np.where((parent >= 0)[:, None, None], recovery.error_covariance[parent], 0)
+    covariance = recovery.log_covariance[numbers]
+    inherited = np.where((parent >= 0)[:, None, None], recovery.log_covariance[parent], 0)
     means = recovery.means[:, numbers].T
-    parts = rows * means[:, None]  # (bins, rows, groups)
     average = recovery.shares * means
-    contrasts = (
-        parts / np.maximum(parts.sum(2, keepdims=True), NEGLIGIBLE)
-        - (average / np.maximum(average.sum(1, keepdims=True), NEGLIGIBLE))[:, None]
-    )
+    average = average / np.maximum(average.sum(1, keepdims=True), NEGLIGIBLE)
+    contrasts = np.eye(means.shape[1]) - average[:, None]
     return _Layer(fitted, chosen, numbers, parent, weight, means, covariance - inherited, contrasts)
 
 
@@ -452,10 +415,9 @@ class _Planner:
     """The actions that a budget allows."""
 
     present: _Present
-    groups: Groups
     budget: int
     population: Floats  # w (groups,)
-    now: Floats  # the present half-widths (maps, rows)
+    now: Floats  # the present half-widths (maps, groups)
 
     def _action(
         self,
@@ -473,7 +435,7 @@ class _Planner:
             kind,
             people,
             assumption,
-            self.present.by_row(then),
+            self.present.by_group(then),
             self.present.by_map(then),
             1 - self.mean(then) / max(self.mean(self.now), NEGLIGIBLE),
             allocation or {},
@@ -481,37 +443,13 @@ class _Planner:
 
     def mean(self, widths: Floats) -> float:
         """The mean half-width of groups."""
-        return float(self.present.visits @ widths @ self.present.group_weight)
+        return float(self.present.visits @ widths @ self.present.weight)
 
     def labelled(self) -> list[Action]:
-        """Labelled people: at random, equally many, of one group or level, and the best."""
-        even = self._spread(self.population > 0)
+        """Labelled people: at random, and the best number of each group."""
         size = f"label {self.budget:,} people"
         at_random = self._label(f"{size} at random", self._spread(self.population))
-        only = [
-            (name, self._spread(members * self.population))
-            for name, members in self._members()
-            if self.population[members].any()
-        ]
-        name, chosen = min(only, key=lambda each: self._width_of(each[1]))
-        return [
-            replace(at_random, allocation={}),
-            self._label(f"{size}, equally many of each group", even),
-            self._label(f"{size}, all {name}", chosen),
-            self._label(f"{size}, {CHOSEN}", self._best(even)),
-        ]
-
-    def _members(self) -> list[tuple[str, Any]]:
-        """The groups of each group and of each level."""
-        codes = self.groups.level_codes
-        named = [
-            (f"of {attribute} {level}", codes[:, number] == code)
-            for number, (attribute, levels) in enumerate(self.groups.attributes)
-            if 1 < len(levels) < len(self.groups)
-            for code, level in enumerate(levels)
-        ]
-        single = np.eye(len(self.groups), dtype=bool)
-        return [*named, *((f"of {n}", s) for n, s in zip(self.groups.names, single, strict=True))]
+        return [replace(at_random, allocation={}), self._label(f"{size}, {CHOSEN}", self._best())]
 
     def _spread(self, weights: Any) -> Floats:
         """The budget in proportion to weights (groups,)."""
@@ -525,23 +463,23 @@ class _Planner:
             "labelled people",
             self.budget,
             "they behave as others of their group do",
-            lambda layer: layer.observe(np.eye(len(n)), n),
+            lambda layer: layer.observe(n),
             {
                 group: count
-                for group, count in zip(self.groups.names, whole.tolist(), strict=True)
+                for group, count in zip(self.present.groups.names, whole.tolist(), strict=True)
                 if count
             },
         )
 
     def _width_of(self, n: Floats) -> float:
-        return self.mean(self.present.half_widths(lambda layer: layer.observe(np.eye(len(n)), n)))
+        return self.mean(self.present.half_widths(lambda layer: layer.observe(n)))
 
-    def _best(self, start: Floats) -> Floats:
+    def _best(self) -> Floats:
         """The allocation (groups,) with the least mean half-width, by multiplicative steps.
 
         The mean is convex in the allocation.
         """
-        n = start
+        n = self._spread(self.population > 0)
         best = (self._width_of(n), n)
         for _ in range(STEPS):
             n = self._spread(n * np.sqrt(np.maximum(self._gain_per_person(n), NEGLIGIBLE)))
@@ -574,78 +512,25 @@ class _Planner:
             change = (layer.contrasts @ lift) ** 2  # (bins, rows, groups)
             change[nested] += (layer.contrasts[nested] @ lifts[parents]) ** 2
             share = layer.weight / max(layer.weight.sum(), NEGLIGIBLE)
-            weight = visits * share[:, None] * present.group_weight
+            weight = visits * share[:, None] * present.weight
             gain += np.einsum("jr,jra->a", weight / sd, change) / 2
         return gain
 
-    def tables(self) -> list[Action]:
-        """Published tables of categories by each attribute, and by group."""
-        codes = self.groups.level_codes
-        named = {
-            attribute: np.array([codes[:, number] == code for code in range(len(levels))])
-            for number, (attribute, levels) in enumerate(self.groups.attributes)
-            if len(levels) > 1
-        }
-        if len(named) > 1:
-            named[" and ".join(named)] = np.eye(len(self.groups), dtype=bool)
-        return [self._table(name, members) for name, members in named.items()]
-
-    def _table(self, name: str, members: Any) -> Action:
-        people = members * self.population  # (rows, groups)
-        size = people.sum(1)
-        shares = people / np.maximum(size, NEGLIGIBLE)[:, None]
-        n = self.budget * size
-
-        def change(layer: _Layer) -> Floats:
-            if (layer.parent >= 0).any():  # tables rarely have places
-                return layer.covariance
-            return layer.observe(shares, n, DISCREPANCY_SD)
-
-        covered = ", ".join(
-            layer.fitted.name for layer in self.present.layers if (layer.parent < 0).all()
-        )
-        return self._action(
-            f"add a table of {self.budget:,} people by {name}",
-            "group table",
-            self.budget,
-            f"it covers {covered} of the same population, and its differences between groups "
-            f"deviate by {DISCREPANCY_SD:.0%}",
-            change,
-        )
-
     def regions(self, regions: Regions) -> list[Action]:
-        """More people behind the same regions, and smaller regions."""
-        if regions.aggregates.noise is not None:
+        """Smaller regions."""
+        if _left_out(regions):
             return []
-        actions = []
-        if not regions.aggregates.pooled:
-            size = float(self.present.layers[0].fitted.model.regions.n.sum())
-            known = "the composition is known as well as now"
-            more = f"observe {self.budget:,} more people in all regions"
-            twice = "observe twice as many people in all regions"
-            factor = 1 + self.budget / size
-            actions += [
-                self._action(
-                    more, MORE_PEOPLE, self.budget, known, _other_regions(partial(_grow, factor))
-                ),
-                self._action(twice, MORE_PEOPLE, None, known, _other_regions(partial(_grow, 2))),
-            ]
-        if len(regions.composition.regions) > 1:
-            differ = (
+        return [
+            self._action(
+                f"divide each region into {2**n}",
+                "smaller regions",
+                None,
                 "parts of a region differ as much as regions do, in composition and otherwise, "
-                "and have the same people together"
+                "and have the same people together",
+                _other_regions(partial(_split, n)),
             )
-            actions += [
-                self._action(
-                    f"divide each region into {2**n}",
-                    "smaller regions",
-                    None,
-                    differ,
-                    _other_regions(partial(_split, n)),
-                )
-                for n in HALVINGS
-            ]
-        return actions
+            for n in HALVINGS
+        ]
 
 
 def _other_regions(alter: Callable[[RegionRows], RegionRows]) -> Callable[[_Layer], Floats]:
@@ -659,11 +544,6 @@ def _other_regions(alter: Callable[[RegionRows], RegionRows]) -> Callable[[_Laye
         return layer.inform(more)
 
     return change
-
-
-def _grow(factor: float, rows: RegionRows) -> RegionRows:
-    """The same regions with more people."""
-    return replace(rows, n=factor * rows.n)
 
 
 def _split(halvings: int, rows: RegionRows) -> RegionRows:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.map_model import MapModel
-from mobatlas.regions.recovery.priors import Mixture, select_modes
+from mobatlas.regions.recovery.priors import mixture_weights, select_modes
 from mobatlas.regions.recovery.solver import Modes, link, link_slope
 
 PILOT_BINS = 32  # bins that show which priors matter
@@ -24,11 +24,11 @@ def mixture(
     if len(modes.mode) >= 2 * PILOT_BINS:
         pilot = select_modes(modes, np.linspace(0, len(modes.mode) - 1, PILOT_BINS).astype(int))
         evidence = np.stack([pilot.under(root)[2] for root in roots], axis=1)
-        share = Mixture.of(evidence, counts).weights.mean(0)
+        share = mixture_weights(evidence, counts).mean(0)
         chosen = np.flatnonzero(share >= min(LEAST_SHARE, share.max())).tolist()
     posteriors = [modes.under(roots[number]) for number in chosen]
     evidence = np.stack([each[2] for each in posteriors], axis=1)
-    weights = Mixture.of(evidence, counts[chosen]).weights
+    weights = mixture_weights(evidence, counts[chosen])
     return chosen, weights, [(mean, covariance) for mean, covariance, _ in posteriors]
 
 

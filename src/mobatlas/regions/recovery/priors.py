@@ -152,21 +152,17 @@ def mean_variances(
     return np.array([mean(number) for number in range(len(fitted))])
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Variants of the prior, with a weight for each bin."""
+def mixture_weights(log_evidence: Floats, prior: Floats) -> Floats:
+    """Weights (bins, variants) of variants of the prior, whose shares all bins determine by EM.
 
-    weights: Floats  # (bins, variants)
-
-    @classmethod
-    def of(cls, log_evidence: Floats, prior: Floats) -> Self:
-        """Weights that bins (bins, variants) share, by EM with prior counts (variants,)."""
-        share = prior / prior.sum()
-        weights = np.empty_like(log_evidence)
-        for _ in range(EM_STEPS):
-            weights = special.softmax(log_evidence + np.log(share), axis=1)
-            share = (weights.sum(0) + prior) / (len(weights) + prior.sum())
-        return cls(weights)
+    `prior` are prior counts of bins (variants,).
+    """
+    share = prior / prior.sum()
+    weights = np.empty_like(log_evidence)
+    for _ in range(EM_STEPS):
+        weights = special.softmax(log_evidence + np.log(share), axis=1)
+        share = (weights.sum(0) + prior) / (len(weights) + prior.sum())
+    return weights
 
 
 def average(weights: Floats, parts: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:

@@ -14,18 +14,15 @@ is rougher than the truth, and there a smooth estimate loses. Expectation maximi
 likelihood lead from the posterior towards the observed values, in the directions that regions
 identify. Draws from the posterior show which share of the way has the least expected divergence
 from a sample of held-out people (`sample_like`).
-
-Least squares, the paper's pseudo-inverse and rows on the simplex, give no error bars.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import linalg
 
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError, log, refuse_faults, refuse_unknown
+from mobatlas.errors import MobatlasError, log, refuse_faults
 from mobatlas.features.divergences import js
 from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
@@ -44,7 +41,6 @@ from mobatlas.regions.recovery.priors import GroupFactors
 from mobatlas.regions.recovery.solver import Observed, Rows
 from mobatlas.regions.types import (
     Aggregates,
-    Composition,
     Families,
     GroupEvidence,
     Recovery,
@@ -72,7 +68,6 @@ GROUPS_EXPLAIN = 0.2
 # ratios that is attributed to groups is limited, too. Of 0.5, 1 and 2, the same people support 1.
 MAX_LOG_VARIANCE = 1.0
 MAX_NAMED = 4  # groups in one note
-METHODS = ("bayes", "least-squares", "simplex")
 NOTABLE = 0.05  # a smaller difference of a logarithm is none
 MAY_BE_ZERO = 0.25  # a larger variance of log ratios: groups may be without a feature
 DOUBTFUL = 0.5  # a larger probability that composition does not matter is reported
@@ -83,7 +78,7 @@ UNKNOWN_N = 1e6  # people of a region whose values are shares: region effects ar
 
 @dataclass(frozen=True)
 class RecoveryOptions:
-    """Assumptions of the Bayesian recovery.
+    """Assumptions of the recovery.
 
     Parameters
     ----------
@@ -121,7 +116,6 @@ DEFAULT_OPTIONS = RecoveryOptions()
 
 def recover(
     regions: Regions,
-    method: str = "bayes",
     *,
     options: RecoveryOptions = DEFAULT_OPTIONS,
     parents: Mapping[str, str] | None = None,
@@ -133,10 +127,8 @@ def recover(
     ----------
     regions
         Composition, aggregates and further evidence, as `load_regions` returns them.
-    method
-        "bayes", "least-squares" (the paper's pseudo-inverse) or "simplex".
     options
-        Assumptions of "bayes".
+        Assumptions of the model.
     parents
         The parent of a feature, such as the category of a place; default: those of the regions.
         Estimates of places borrow strength from their category.
@@ -155,15 +147,12 @@ def recover(
     >>> recovery.means.shape  # doctest: +SKIP
     (8, 40)
     """
-    refuse_unknown(f"recovery method '{method}'", method, METHODS)
     _check_regions(regions)
     regions = with_rest(regions)
-    if method != "bayes":
-        return fit_least_squares(regions.composition, regions.aggregates, method == "simplex")
     parents = regions.parents if parents is None else parents
     complete = _with_parents(regions, parents)
     recovery = _Recoverer(complete, options, parents).recover()
-    families = Families.of(recovery.features, recovery.error_covariance, parents)
+    families = Families.of(recovery.features, recovery.log_covariance, parents)
     recovery = replace(recovery, families=families)
     if complete is not regions:
         recovery = _select_features(recovery, len(regions.aggregates.features))
@@ -205,7 +194,7 @@ def _select_features(recovery: Recovery, size: int) -> Recovery:
         recovery,
         features=recovery.features[:size],
         families=recovery.families and recovery.families.select(size),
-        log_covariance=recovery.error_covariance[:size],
+        log_covariance=recovery.log_covariance[:size],
         baseline=recovery.baseline[:size],
         group_share=recovery.group_share[:size],
         regions_differ=recovery.regions_differ[:size],
@@ -544,63 +533,6 @@ def _transferred(slopes: Slopes, transfer: float) -> Slopes:
     )
 
 
-def fit_least_squares(
-    composition: Composition, aggregates: Aggregates, on_simplex: bool
-) -> Recovery:
-    """Least squares, with the population mean in suppressed cells; no uncertainty."""
-    w, mu0 = population_mean(composition.shares, aggregates)
-    values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
-    estimate = simplex_least_squares if on_simplex else pseudo_inverse
-    means = estimate(composition.shares, values)  # (groups, features)
-    return Recovery(
-        groups=composition.groups,
-        features=aggregates.features,
-        means=means,
-        log_covariance=None,
-        prior_variance=np.zeros_like(means),
-        baseline=mu0,
-        shares=w,
-        variances={},
-        group_share=np.ones(len(mu0)),
-        regions_differ=np.ones(len(mu0), dtype=bool),
-    )
-
-
-def pseudo_inverse(shares: Floats, values: Floats) -> Floats:
-    """The M of least norm that minimises |P M - V| (Lemma "Stability under aggregate ...")."""
-    return np.asarray(linalg.pinv(shares) @ values, dtype=np.float64)
-
-
-def simplex_least_squares(shares: Floats, values: Floats, iterations: int = 2_000) -> Floats:
-    """Minimise |P M - V| where rows of M are shares times the mean total.
-
-    The method is accelerated projected gradient.
-    """
-    total = values.sum(1).mean()
-    target = values / np.maximum(values.sum(1, keepdims=True), 1e-300)
-    step = 1 / max(float(np.linalg.norm(shares, 2)) ** 2, 1e-12)
-    means = np.tile(target.mean(0), (shares.shape[1], 1))
-    point = means
-    momentum = 1.0
-    for _ in range(iterations):
-        updated = _project_to_simplex(point - step * shares.T @ (shares @ point - target))
-        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        point = updated + (momentum - 1) / next_momentum * (updated - means)
-        if np.abs(updated - means).max() < 1e-12:
-            break
-        means = updated
-        momentum = next_momentum
-    return np.asarray(means * total)
-
-
-def _project_to_simplex(rows: Floats) -> Floats:
-    """The nearest point of the simplex to each row (Held, Wolfe and Crowder 1974)."""
-    ordered = -np.sort(-rows, axis=1)
-    excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, rows.shape[1] + 1)
-    last = (ordered > excess).sum(1) - 1
-    return np.maximum(rows - np.take_along_axis(excess, last[:, None], 1), 0)
-
-
 def sample_like(recovery: Recovery, regions: Regions, dispersion: Floats) -> Floats:
     """Means (groups, features) with the least expected divergence from samples of people."""
     targets = recovery.means.copy()
@@ -642,7 +574,7 @@ def _samples(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Int
     samples = np.empty((DRAWS, len(n), len(bins)))
     for some in blocks(len(bins), len(n) ** 2):
         chosen = bins[some]
-        root = square_roots(recovery.error_covariance[chosen])
+        root = square_roots(recovery.log_covariance[chosen])
         people = np.maximum(n, 1)[:, None] / dispersion[chosen]  # (groups, bins)
         noise = rng.normal(size=(DRAWS, len(chosen), len(n)))
         moved = np.clip(np.einsum("jab,ijb->iaj", root, noise), -20, 20)

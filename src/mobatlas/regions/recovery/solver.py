@@ -118,12 +118,6 @@ def information(rows: Rows, observed: Observed, mode: Floats) -> Floats:
     )
 
 
-def expected(rows: Rows, centre: Floats, mode: Floats) -> Floats:
-    """q (bins, rows) at given modes."""
-    b, a = np.split(mode, [rows.columns], axis=1)
-    return np.asarray((centre * np.exp(link(b))) @ rows.shares.T * np.exp(a @ rows.covariates.T))
-
-
 def link(b: Floats) -> Floats:
     """The log ratio of a group mean to its centre: b, and below zero b - SKEW b^2 / 2.
 

@@ -300,7 +300,7 @@ class _Estimate:
         means = recovery.means[:, bins].T  # (features, groups)
         size = len(mixtures.names) * len(recovery.groups) + len(recovery.groups) ** 2
         parts = [
-            _log_sds(means[part], recovery.error_covariance[bins[part]], mixtures)
+            _log_sds(means[part], recovery.log_covariance[bins[part]], mixtures)
             for part in blocks(len(bins), size)
         ]
         sd, reference_sd, ratio_sd = (np.concatenate(each).T for each in zip(*parts, strict=True))
