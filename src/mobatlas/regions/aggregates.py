@@ -178,8 +178,8 @@ class TableContext:
 
 def read_aggregates(
     path: Path | str, context: TableContext, notes: list[str] | None = None
-) -> tuple[Aggregates, bool]:
-    """Read V from a published table, and whether the period of its values is known.
+) -> tuple[Aggregates, float | None]:
+    """Read V from a published table, and the days of a value: NaN for shares, None if not known.
 
     The table is long (region, feature or place or category, value or visits, n), wide (a column
     for each feature), or Patterns of SafeGraph and Advan. Columns suppressed, noise_sd and per are
@@ -229,7 +229,8 @@ def read_aggregates(
             refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
             noise = pivot(path, region, feature, sd * factor) ** 2
             aggregates = replace(aggregates, noise=noise)
-    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), scale is not None
+    days = None if scale is None else float(context.window_days / np.median(scale))
+    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), days
 
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
@@ -337,18 +338,21 @@ def _holds_shares(
 
 def compare_with_dataset(
     path: Path,
-    published: tuple[Aggregates, bool],
+    published: tuple[Aggregates, float | None],
     dataset: TrajectoryDataset,
     mask: Sequence[str] = (),
+    strict: bool = False,
 ) -> list[str]:
     """Compare published aggregates with training people; shares have no level to compare."""
-    aggregates, declared = published
+    aggregates, days = published
     if aggregates.pooled or not len(dataset.split("train")):
         return []
     known = aggregates.select_features(np.flatnonzero(~np.isnan(aggregates.values).all(0)))
     level = float(mean_over_regions(known.values, known.n / known.n.sum()).sum())
     ours = level_of_dataset(dataset, known.features, mask)
-    return check_level(path, level, ours, dataset.window_days, declared=declared)
+    return check_level(
+        path, level, ours, dataset.window_days, declared=days is not None, strict=strict
+    )
 
 
 def level_of_dataset(

@@ -1,7 +1,8 @@
 """Console output of the commands, and the summary of a run that the report also shows."""
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from mobatlas.errors import listed
 from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.evaluation.privacy.audit import AMBER, GREEN, RED, Audit
+from mobatlas.groups import gender
+from mobatlas.regions.ages import parse_age
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.design import BUDGET, EvidencePlan, ends, mean_of
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
@@ -126,11 +129,15 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
         ),
         "What would help",
     )
+    caption = (
+        f"Differences between groups that {evidence} identify: the error to expect of a "
+        "difference in the share of visits of a typical place"
+    )
     return Group(
-        _facts(facts),
         Text(distinguished(diagnosis.as_dict())),
-        _facts(contrasts, f"Differences between groups that {evidence} identify"),
+        _facts(contrasts, caption),
         proposals.as_rich(),
+        _facts(facts),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
 
@@ -404,28 +411,59 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
 
 
 def distinguished(diagnosis: Mapping[str, Any]) -> str:
-    """How many groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
+    """Which groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
     groups = len(diagnosis["groups"])
-    regions = _regions_distinguish(diagnosis["regions"], groups, diagnosis["effective_rank"])
-    if (rank := diagnosis.get("effective_rank_with_evidence")) is None:
-        return regions
-    found = (
-        f"all {groups} groups can be distinguished"
-        if rank == groups
-        else f"{rank} of {groups} independent combinations of groups are identified"
-    )
-    return f"{regions} With {listed(diagnosis['evidence'])}, {found}."
+    alone = diagnosis["effective_rank"]
+    with_evidence = diagnosis.get("effective_rank_with_evidence")
+    rank = alone if with_evidence is None else with_evidence
+    count = diagnosis["regions"]
+    subject = "This region" if count == 1 else f"These {count:,} regions"
+    if with_evidence is not None:
+        subject += f", with {listed(diagnosis['evidence'])},"
+    pronoun = "It" if count == 1 else "They"
+    found = _by_verdict(diagnosis) if rank < groups else {"can": [f"all {groups} groups"]}
+    forms = {
+        "can": "{} can distinguish {}.",
+        "partly": "{} can distinguish {} only partly.",
+        "cannot": "{} cannot distinguish {}.",
+    }
+    sentences = []
+    for verdict, form in forms.items():
+        if found.get(verdict):
+            sentences.append(form.format(pronoun if sentences else subject, listed(found[verdict])))
+    if rank < groups and not (found.get("partly") or found.get("cannot")):
+        verb = "identify" if sentences or count > 1 else "identifies"
+        start = pronoun if sentences else subject
+        sentences.append(f"{start} {verb} {rank} of {groups} combinations of groups.")
+    if alone < rank:
+        sentences.append(f"Alone, the regions identify {alone} of {groups} combinations of groups.")
+    return " ".join(sentences)
 
 
-def _regions_distinguish(regions: int, groups: int, effective_rank: int) -> str:
-    subject = "This region" if regions == 1 else f"These {regions:,} regions"
-    if effective_rank < groups:
-        verb = "identifies" if regions == 1 else "identify"
-        return (
-            f"{subject} {verb} only {effective_rank} of {groups} independent combinations of "
-            "groups."
+def _by_verdict(diagnosis: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Whether the levels of each attribute can, cannot or can partly be distinguished."""
+    found: dict[str, list[str]] = {}
+    for attribute, levels in diagnosis.get("attributes", ()):
+        verdicts = {
+            each["verdict"]
+            for each in diagnosis["contrasts"]
+            if re.split("[:,]", each["name"])[0] == attribute and each["kind"] != "group"
+        }
+        verdict = {"identified": "can", "not identified": "cannot"}.get(
+            verdicts.pop() if len(verdicts) == 1 else "", "partly"
         )
-    return f"{subject} can distinguish all {groups} groups."
+        if len(levels) > 1:
+            found.setdefault(verdict, []).append(_levels(attribute, levels))
+    return found
+
+
+def _levels(attribute: str, levels: Sequence[str]) -> str:
+    """What it is to distinguish the levels of an attribute, such as "women from men"."""
+    if {*map(gender, levels)} == {"M", "F"}:
+        return "women from men"
+    if all(map(parse_age, levels)):
+        return "age groups"
+    return " from ".join(levels) if len(levels) == 2 else f"levels of {attribute}"
 
 
 def _distance(evaluation: Mapping[str, Any], labelled: bool) -> list[str]:
