@@ -26,7 +26,7 @@ from mobatlas.data.types import (
     looks_like_region,
     region_column,
 )
-from mobatlas.errors import MobatlasError, refuse_faults
+from mobatlas.errors import SYNONYMS, MobatlasError, refuse_faults
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.census import ACS_COLUMN, Keys, pivot
@@ -37,6 +37,7 @@ from mobatlas.regions.patterns import (
     HOMES,
     census_digits,
     column_names,
+    is_patterns,
     read_patterns,
     with_people,
 )
@@ -235,8 +236,7 @@ def read_aggregates(
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
     """Rows of region, feature, value or visits and, where known, n of a table of any layout."""
-    columns = {name.lower() for name in column_names(path)}
-    if context.vocabulary is not None and not columns.isdisjoint(HOMES.values()):
+    if context.vocabulary is not None and is_patterns(path):
         return read_patterns(path, context.vocabulary, context.regions, context.home_panel, notes)
     table = read_table(path, context.rename, notes).rename(
         columns=lambda name: name.lower() if name.lower() in USUAL else name
@@ -425,12 +425,17 @@ def refuse_interchanged(path: Path, option: str) -> None:
     """Refuse a table whose columns are those of another option's table."""
     names = column_names(path)
     columns = {name.lower() for name in names}
+    by_visit = all(
+        any(map(columns.__contains__, (name, *SYNONYMS[name]))) for name in ("user_id", "arrival")
+    )
     by_group = not columns.isdisjoint(GROUPED) or any(map(ACS_COLUMN.fullmatch, names))
     by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
     by_region = any(map(looks_like_region, names)) or not columns.isdisjoint(HOMES.values())
     likely = "--composition" if by_group and by_region else option
     if by_feature and by_group != by_region:
         likely = "--group-table" if by_group else "--aggregates"
+    if by_visit:
+        likely = "--visits"
     if likely != option:
         raise MobatlasError(
             f"{path}: its columns are those of a table for {likely}, not for {option} "
