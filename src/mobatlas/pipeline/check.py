@@ -1,40 +1,49 @@
-"""Check the tables of a configuration before anything is trained, with the readers of a run."""
+"""Before a run: check its tables with the readers of the run, and estimate its costs.
 
+The estimate trains a few steps and samples one tile on this machine. The constants below were
+measured on one core of a server. An estimate is right within a factor of three.
+"""
+
+import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
+from torch import Tensor, nn
 
 from mobatlas.config import RegionsConfig, RunConfig
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import Summary
 from mobatlas.errors import MobatlasError
-from mobatlas.pipeline.run import StepCache, Steps
-from mobatlas.regions.aggregates import TableContext, read_aggregates, refuse_interchanged
+from mobatlas.generators.protocol import TILE
+from mobatlas.pipeline.models import configure
+from mobatlas.pipeline.run import StepCache, Steps, region_files
+from mobatlas.regions.aggregates import read_aggregates, refuse_interchanged
 from mobatlas.regions.build import (
     BuiltRegions,
     RegionsOptions,
-    build_without_evidence,
-    read_evidence,
+    build_from_dataset,
     table_context,
-    with_evidence,
 )
 from mobatlas.regions.identifiability import diagnose_regions
 from mobatlas.regions.margins import Census
-from mobatlas.regions.patterns import is_patterns
 from mobatlas.regions.periods import UndeclaredPeriod, infer_period
-from mobatlas.regions.types import ReportedEvidence, bins_by_map
+from mobatlas.regions.types import bins_by_map
+from mobatlas.training.loop import Execution, Share, Stage, Trainer
+from mobatlas.training.resources import peak_gb
 
 MOST_ROWS = 200_000  # visits that are prepared; of a larger table, a sample of people
-MOST_USERS = 300  # of a simulated city
-
-Value = TypeVar("Value")
+MEASURED_STEPS = 4
+POOL = 4_096  # samples of a group behind its calibration
+CANDIDATES = 3  # samples drawn for each calibrated one
+RECOVERY = 3e-5  # seconds per region and feature
+SCORES = 8e-3  # seconds per sample of the evaluation and the audit
+VISIT_GB = 25e-9  # in a file of samples
+WEIGHTS = 4  # copies on disk: the model, and a checkpoint with the state of its optimiser
 
 
 @dataclass
@@ -45,222 +54,233 @@ class Check:
     ----------
     steps
         The steps of the run, in a temporary folder.
-    infer
-        Whether to find the periods of tables that do not have one.
-    build
-        Whether to build regions; otherwise each table is only read.
-    share
-        The share of the visits that was read.
+    problems
+        One sentence each. With problems of the options, tables are only read one by one.
+    span
+        Days from the first to the last visit. If it is given, periods of tables that do not say
+        them are inferred.
     periods
-        By file name: the periods that were found, and the reasons.
-    unchecked
-        What could not be checked, because another table could not be read.
+        By file name: the periods that were inferred, and the reasons.
+    seconds
+        Time of each step.
     """
 
     steps: Steps
-    infer: bool = False
-    build: bool = True
+    problems: list[str]
+    span: int | None = None
     dataset: TrajectoryDataset | None = None
     summary: Summary | None = None
-    span: int | None = None  # days from the first to the last visit, if known
-    share: float = 1.0
-    seconds: dict[str, float] = field(default_factory=dict)  # of steps
     regions: dict[str, BuiltRegions] = field(default_factory=dict)
     periods: dict[str, tuple[str, str]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def raise_problems(self) -> None:
         """Refuse all problems at once."""
-        others = [f"not checked: {each}" for each in self.unchecked]
-        if len(self.problems) + len(others) > 1:
-            lines = [f"{number}. {each}" for number, each in enumerate(self.problems, 1)]
-            count = f"{len(lines)} problem{'s' if len(lines) > 1 else ''}"
-            raise MobatlasError("\n".join([f"{count}; nothing was written", *lines, *others]))
-        for problem in self.problems:
+        problems = list(dict.fromkeys(self.problems))
+        if problems[1:]:
+            lines = (f"{number}. {each}" for number, each in enumerate(problems, 1))
+            raise MobatlasError("\n".join([f"{len(problems)} problems:", *lines]))
+        for problem in problems:
             raise MobatlasError(problem)
 
     @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Record an error as a problem and go on."""
+    def collect(self, step: str = "") -> Iterator[None]:
+        """Record an error as a problem and go on; measure a step."""
+        start = time.perf_counter()
         try:
             yield
         except MobatlasError as error:
-            self.add(str(error))
-
-    def add(self, *problems: str) -> None:
-        """Record problems, each once."""
-        for problem in problems:
-            sentence = problem.replace(str(self.steps.out / "dataset"), str(self.steps.source))
-            self.problems += [sentence] * (sentence not in self.problems)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Measure a step."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
+            dataset = str(self.steps.out / "dataset")  # a temporary folder
+            self.problems.append(str(error).replace(dataset, "the table of visits"))
+        self.seconds[step] = time.perf_counter() - start
 
     def read_visits(self) -> None:
         """Prepare the visits, or a sample of them."""
         out = self.steps.out / "dataset"
         try:
-            with self.timed("prepare"):
-                self.summary = self.steps.prepare(out, most_rows=MOST_ROWS)
+            self.summary = self.steps.prepare(out, most_rows=MOST_ROWS)
         except MobatlasError:
             refuse_interchanged(self.steps.source, "--visits")
             raise
-        self.share *= self.summary.share
         self.dataset = TrajectoryDataset.open(out)
-        if self.span is None:
-            self.span = days_of_visits(self.dataset)[0]
 
     def read_regions(self, name: str, source: RegionsConfig) -> None:
-        """Build regions and read the evidence beside them; of tables, read at least each alone."""
-        problems = len(self.problems)
-        dataset = self.dataset
-        tables = self.steps.tables(source)
-        complete = all(path.exists() for paths in tables.values() for path in paths)
-        if dataset is not None and complete and self.build:
-            with self.collect(), self.timed(f"regions {name}"):
-                self.regions[name] = self._build(dataset, self.steps.regions_options(source))
-        if name not in self.regions:
-            whole = self.problems[problems:]
-            self.problems[problems:] = []
-            self._read_each(source)
-            self.add(*whole)
-            for key in ("labelled", "group_tables"):
-                self.unchecked += map(str, tables.get(key, ()))
+        """Build regions with all evidence; if that fails, check each table alone."""
+        if self.dataset is not None and not self.problems:
+            with self.collect(f"regions {name}"):
+                self.regions[name] = self._build(self.dataset, source)
+        if name in self.regions:
+            return
+        found, self.problems = self.problems, []  # after those of each table
+        for key, paths in region_files(source).items():
+            for path in paths:
+                if (self.steps.base / path).exists():
+                    with self.collect():
+                        self._check_alone(key, path, source)
+        self.problems += found
 
-    def _build(self, dataset: TrajectoryDataset, options: RegionsOptions) -> BuiltRegions:
-        seed = self.steps.config.seed
-        options = replace(options, require_per=self.infer)
-        built = self._with_periods(partial(build_without_evidence, dataset, seed=seed), options)
-        parts = []
-        for source in options.evidence:
-            with self.collect():
-                read = partial(_evidence, source, dataset, built, seed)
-                parts.append(self._with_periods(read, options))
-        return with_evidence(dataset, built, parts)
-
-    def _with_periods(self, read: Callable[[RegionsOptions], Value], options: RegionsOptions) -> Value:
-        """Read a table; find the period of one that has none."""
+    def _build(self, dataset: TrajectoryDataset, source: RegionsConfig) -> BuiltRegions:
+        """Build regions; infer the periods of tables that do not say them."""
         found = {name: period for name, (period, _) in self.periods.items()}
+        options = self.steps.regions_options(
+            source.model_copy(update={"per": {**found, **source.per}})
+        )
         try:
-            return read(replace(options, per={**options.per, **found}))
+            options = replace(options, require_per=self.span is not None)
+            return build_from_dataset(dataset, options, self.steps.config.seed)
         except UndeclaredPeriod as error:
-            assert self.dataset is not None
-            if not self.infer:
-                raise
-            days = self.dataset.window_days
-            period = infer_period(*error.levels, days, self.span)
-            if period is None:
+            period = infer_period(*error.levels, dataset.window_days, self.span)
+            if self.span is None or period is None:
                 raise
             self.periods[error.path.name] = period
-        return self._with_periods(read, options)
+        return self._build(dataset, source)
 
-    def _read_each(self, source: RegionsConfig) -> None:
-        """Read the tables of the composition and the aggregates alone."""
-        tables = self.steps.tables(source)
-        census = [path for path in tables.get("composition", ()) if path.exists()]
-        groups = None if self.dataset is None else self.dataset.groups
-        for path in census:
-            with self.collect():
-                refuse_interchanged(path, "--composition")
-                Census((path,), None, source.straddle or "refuse", source.rename).read(
-                    groups if len(census) == 1 else None
-                )
-        for path in filter(Path.exists, tables.get("aggregates", ())):
-            with self.collect():
-                refuse_interchanged(path, "--aggregates")
-                context = TableContext(rename=source.rename)
-                if self.dataset is not None:
-                    panel = next(iter(tables.get("home_panel", ())), None)
-                    options = RegionsOptions(
-                        composition=path, aggregates=path, home_panel=panel, rename=source.rename
-                    )
-                    context = table_context(self.dataset, options, path, ())
-                elif is_patterns(path):  # its places cannot be found without those of the visits
-                    self.unchecked.append(str(path))
-                    continue
-                read_aggregates(path, context)
+    def _check_alone(self, key: str, path: Path, source: RegionsConfig) -> None:
+        where = self.steps.base / path
+        if key == "composition":
+            refuse_interchanged(where, "--composition")
+            Census((where,), None, source.straddle or "refuse", source.rename).read()
+        elif self.dataset is None:
+            raise MobatlasError(f"{where}: not checked, because the visits cannot be read")
+        elif key == "aggregates":
+            refuse_interchanged(where, "--aggregates")
+            options = RegionsOptions(composition=where, aggregates=where, rename=source.rename)
+            read_aggregates(where, table_context(self.dataset, options, where, ()))
+        elif key == "group_tables":
+            names = {path.name, getattr(source.aggregates, "name", "")}
+            per = {name: period for name, period in source.per.items() if name in names}
+            alone = {"group_tables": (path,), "labelled": None, "per": per}
+            self._build(self.dataset, source.model_copy(update=alone))
 
     def as_dict(self) -> dict[str, Any]:
         """What was found, for the screen and for JSON."""
-        facts: dict[str, Any] = {"notes": [], "warnings": [], "share": self.share, "regions": {}}
-        if self.summary is not None and self.dataset is not None:
-            facts["visits"] = self.summary.as_dict()
-            facts["window_days"] = self.dataset.window_days
-            facts["days"] = self.span
-            facts["notes"] += self.summary.notes
-            facts["warnings"] += self.summary.warnings
+        assert self.summary is not None and self.dataset is not None
+        facts: dict[str, Any] = {
+            "visits": self.summary.as_dict(),
+            "share": self.summary.share,
+            "days": self.span,
+            "window": {"days": self.dataset.window_days},
+            "periods": dict(self.periods),
+            "regions": {},
+            "notes": [*self.summary.notes],
+            "warnings": [*self.summary.warnings],
+        }
         for name, built in self.regions.items():
-            regions = built.regions
-            diagnosis = diagnose_regions(regions)
+            v = built.regions.aggregates
+            diagnosis = diagnose_regions(built.regions)
             facts["regions"][name] = {
-                "regions": diagnosis.regions,
-                "attributes": dict(diagnosis.attributes),
-                "people": None if regions.aggregates.pooled else float(regions.aggregates.n.sum()),
-                "features": {
-                    each: len(bins) for each, bins in bins_by_map(regions.aggregates.features).items()
-                },
-                "days": regions.details.get("days"),
-                "evidence": [each.title for each in regions.evidence],
+                "people": None if v.pooled else float(v.n.sum()),
+                "features": {each: len(bins) for each, bins in bins_by_map(v.features).items()},
+                "days": built.regions.details.get("days"),
                 "diagnosis": diagnosis.as_dict(),
             }
             facts["notes"] += built.notes
             facts["warnings"] += [*built.warnings, *diagnosis.warnings]
-        facts["periods"] = {
-            name: {"per": period, "reason": reason}
-            for name, (period, reason) in self.periods.items()
-        }
         return facts
 
 
 @contextmanager
 def check_run(
-    config: RunConfig,
-    base: Path,
-    *,
-    infer: bool = False,
-    build: bool = True,
-    span: int | None = None,
+    config: RunConfig, base: Path, problems: Sequence[str] = (), span: int | None = None
 ) -> Iterator[Check]:
     """Read all tables of a configuration into a temporary folder.
 
-    Parameters
-    ----------
-    config, base
-        The configuration, and the folder that its paths are relative to.
-    infer, build, span
-        As in `Check`.
+    `base` is the folder that paths are relative to; for `problems` and `span` see `Check`.
     """
-    city = config.simulate
-    users = min(city.users, MOST_USERS)
-    small = config.model_copy(update={"simulate": city.model_copy(update={"users": users})})
     with tempfile.TemporaryDirectory(prefix="mobatlas-") as work:
-        steps = Steps(small, base, Path(work), StepCache(Path(work)), quiet=True)
-        check = Check(steps, infer, build, span=span)
-        check.share = users / city.users if config.source is None else 1.0
+        steps = Steps(config, base, Path(work), StepCache(Path(work)), quiet=True)
+        check = Check(steps, list(problems), span)
         if config.source is None or steps.source.exists():
-            with check.collect():
+            with check.collect("prepare"):
                 check.read_visits()
         for name, source in config.regions.items():
             check.read_regions(name, source)
         yield check
 
 
-def days_of_visits(dataset: TrajectoryDataset) -> tuple[int, float]:
-    """Days from the first to the last visit, and the median days with visits, of 1-day windows."""
-    days = dataset.first_days
-    return int(days.max() - days.min()) + 1, float(np.median(np.bincount(dataset.person)))
+def dry_run(config: RunConfig, base: Path) -> dict[str, Any]:
+    """Check the tables of a configuration, refuse all problems, and estimate every step.
+
+    Parameters
+    ----------
+    config, base
+        The configuration, and the folder that its paths are relative to.
+
+    Returns
+    -------
+    dict
+        What the tables hold, and `costs`: seconds, memory and disk of each step.
+
+    Examples
+    --------
+    >>> dry_run(load_run(Path("run.yaml")), Path())["costs"]["baseline"]  # doctest: +SKIP
+    {'seconds': 214.0, 'memory_gb': 0.9, 'disk_gb': 0.006}
+    """
+    with check_run(config, base) as check:
+        check.problems = [*check.steps.problems(), *check.problems]
+        check.raise_problems()
+        return check.as_dict() | {"costs": _costs(check)}
 
 
-def _evidence(
-    source: Path | int,
-    dataset: TrajectoryDataset,
-    built: BuiltRegions,
-    seed: int,
-    options: RegionsOptions,
-) -> ReportedEvidence:
-    return read_evidence(source, dataset, built, options, seed)
+class _Stopwatch(Trainer):
+    """Trains a few steps of each stage and computes the seconds that all its steps take."""
+
+    seconds = 0.0  # of all stages
+    per_step = 0.0  # of the last stage
+
+    def run(self, stage: Stage) -> dict[str, float]:
+        times = []
+
+        def loss(network: nn.Module, step: int, share: Share) -> Tensor:
+            times.append(time.perf_counter())
+            return stage.loss(network, step, share)
+
+        metrics = super().run(replace(stage, steps=MEASURED_STEPS, loss=loss))
+        self.per_step = (times[-1] - times[0]) / (MEASURED_STEPS - 1)
+        self.seconds += self.per_step * stage.steps
+        return metrics
+
+
+def _costs(check: Check) -> dict[str, dict[str, float]]:
+    """Seconds, memory and disk (GB) of each step."""
+    run, dataset, summary = check.steps, check.dataset, check.summary
+    assert dataset is not None and summary is not None
+    files = [path.stat().st_size for path in dataset.path.rglob("*") if path.is_file()]
+    dataset_gb = sum(files) / 1e9 / summary.share
+    config = configure(run.family, run.config.preset, run.generator_options)
+    stopwatch = _Stopwatch(None, Execution(quiet=True))
+    logging.disable(logging.WARNING)  # that a model of a few steps is bad
+    try:
+        model = run.family.create(config, dataset, run.config.seed)
+        model.fit(dataset, stopwatch)
+        start = time.perf_counter()
+        model.sample(TILE)
+        per_sample = (time.perf_counter() - start) / TILE
+    finally:
+        logging.disable(logging.NOTSET)
+    fit = model_gb = 0.0
+    if run.family.trainable:
+        fit = stopwatch.per_step * config.weighted_fit.steps
+        model_gb = WEIGHTS * sum(each.nbytes for each in model.network.parameters()) / 1e9
+    each = run.config.samples.each
+    pool = run.config.supervise.options.get("calibration", {}).get("pool") or POOL
+    of_group = (pool + (1 + CANDIDATES) * each) * per_sample + SCORES * each
+    samples_gb = each * float(dataset.lengths.mean()) * VISIT_GB
+    costs = {
+        "prepare": (check.seconds["prepare"] / summary.share, dataset_gb),
+        "baseline": (stopwatch.seconds, model_gb),
+    }
+    if dataset.groups is not None and model_gb and run.config.strong is not False:
+        groups = len(dataset.groups)
+        costs["strong"] = (fit + groups * of_group, model_gb + 2 * groups * samples_gb)
+    for name, built in check.regions.items():
+        groups = len(built.regions.groups)
+        recovery = RECOVERY * built.regions.aggregates.values.size
+        seconds = check.seconds[f"regions {name}"] + recovery + fit + groups * of_group
+        costs[f"regions {name}"] = (seconds, model_gb + groups * samples_gb)
+    # What was not read is mapped into memory too.
+    memory = peak_gb() + dataset_gb * (1 - summary.share)
+    return {
+        name: {"seconds": seconds, "memory_gb": memory, "disk_gb": disk}
+        for name, (seconds, disk) in costs.items()
+    }

@@ -1,84 +1,52 @@
-"""Write a first configuration for `mobatlas run` from a user's files."""
+"""Check a user's tables and write a first configuration for `mobatlas run`."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mobatlas.config import DEFAULT_GENERATOR, RunConfig, build_run
+from mobatlas.config import DEFAULT_GENERATOR, RegionsConfig, build_run
 from mobatlas.data.types import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
 from mobatlas.errors import refuse_faults, suggestion
 from mobatlas.io.manifest import write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.io.tables import find_table
-from mobatlas.pipeline.check import Check, check_run, days_of_visits
+from mobatlas.pipeline.check import Check, check_run
+from mobatlas.pipeline.run import region_files
 from mobatlas.regions.patterns import column_names
 from mobatlas.regions.periods import infer_window, period_days
 
 TEMPLATE = "configuration.yaml.j2"
-CHECKED = "census"  # the name of the regions in the configuration
-
-
-@dataclass(frozen=True)
-class InputFiles:
-    """The tables of a user; each may be missing.
-
-    Regions come from a composition and aggregates, or from `by`, a region column of the people
-    table. With `by`, the composition is optional. Several tables of composition are combined.
-    """
-
-    visits: Path | None = None
-    composition: Path | Sequence[Path] | None = None
-    aggregates: Path | None = None
-    by: str | None = None
-    group_tables: Sequence[Path] = ()
-    labelled: Path | None = None
-    home_panel: Path | None = None
-    per: Mapping[str, str] = field(default_factory=dict)  # by file name
-    rename: Mapping[str, str] = field(default_factory=dict)  # expected name: name in a table
-
-    @property
-    def census(self) -> Sequence[Path]:
-        """The tables of the composition."""
-        tables = self.composition or ()
-        return (tables,) if isinstance(tables, Path) else tables
-
-    def all_paths(self) -> list[tuple[str, Path]]:
-        """Each path, after the option that gives it."""
-        single = {
-            "--visits": self.visits,
-            "--aggregates": self.aggregates,
-            "--labelled": self.labelled,
-            "--home-panel": self.home_panel,
-        }
-        lists = {"--composition": self.census, "--group-table": self.group_tables}
-        return [
-            *((option, path) for option, path in single.items() if path is not None),
-            *((option, path) for option, paths in lists.items() for path in paths),
-        ]
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Days of a trajectory, and the reason in words."""
-
-    days: int
-    reason: str
-    periods: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # that were found
+Window = tuple[int, str]  # days, and the reason in words
 
 
 def write_configuration(
-    out: Path, files: InputFiles, *, overwrite: bool = False
+    out: Path, visits: Path | None, source: RegionsConfig, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Check all tables, write the YAML file, and return what was found.
+    """Check all tables, write a YAML file, and return what the tables hold.
 
-    The periods of the visits and of the published tables are inferred. All problems are refused at
-    once.
+    The window, and the periods of published tables, are inferred. All problems are refused at once.
+
+    Parameters
+    ----------
+    out
+        The YAML file.
+    visits
+        A table of visits, or a folder with visits, people and pois; without it, the configuration
+        has a simulated city, and tables are not checked.
+    source
+        The other tables. Its renamed columns may be those of the visits.
+    overwrite
+        Replace an existing file.
     """
+    tables = _source_tables(visits)
+    columns = {name: column_names(path) for name, path in tables.items()}
+    problems = [*_problems(visits, source, tables.get("people"), columns.get("people", []))]
     refuse_faults(
         {
             f"--out {out}: this is a folder; give the name of a YAML file": out.is_dir(),
@@ -86,61 +54,53 @@ def write_configuration(
                 out.exists() and not overwrite
             ),
         }
+        | dict.fromkeys(problems if visits is None else (), True)
     )
-    sources = _source_tables(files.visits)
-    people = sources.get("people")
-    columns = column_names(people) if people is not None else []
-    problems = [*_problems(files, people, columns)]
-    write = partial(_render, files, sources, columns, out.parent)
-    window = _Window(1, "")
+    render = partial(_render, visits, source, columns, out.parent)
+    window: Window = (1, "")  # to see which window suits the visits
     facts: dict[str, Any] = {}
-    for _ in range(2 if files.visits is not None else 0):
-        # first with windows of a day, to find the window that suits the visits
-        with check_run(
-            _parse(write(window)),
-            out.parent,
-            infer=True,
-            build=not problems,
-            span=facts.get("days"),
-        ) as check:
-            check.problems = problems + check.problems
-            if not facts and check.dataset is not None:
-                window = _infer_window(check, files.aggregates)
-            else:
+    for _ in range(0 if visits is None else 2):
+        config = build_run(yaml.safe_load(render(window, {})))
+        with check_run(config, out.parent, problems, facts.get("days", 1)) as check:
+            if facts or check.dataset is None:
                 check.raise_problems()
-                window = replace(window, periods=check.periods)
-            facts = check.as_dict()
-    text = write(window)
-    config = _parse(text)  # before it is written
+                facts = check.as_dict() | {"window": {"days": window[0], "reason": window[1]}}
+            else:
+                window, days = _infer_window(check, source.aggregates)
+                facts = {"days": days}
+    text = render(window, facts.get("periods", {}))
     with lock_output(out):
         write_atomic(out, text.encode())
-    return facts | {"out": str(out), "window": {"days": window.days, "reason": window.reason}}
+    return facts
 
 
-def _infer_window(check: Check, aggregates: Path | None) -> _Window:
-    """The window that suits the visits, read as windows of a day, and the aggregates."""
+def _infer_window(check: Check, aggregates: Path | None) -> tuple[Window, int]:
+    """The window that suits visits, read as windows of a day, and aggregates; days of the visits"""
     assert check.dataset is not None
-    span, days_per_person = days_of_visits(check.dataset)
+    first_days = check.dataset.first_days
+    span = int(first_days.max() - first_days.min()) + 1
+    days_per_person = float(np.median(np.bincount(check.dataset.person)))
     days = [built.regions.details.get("days") for built in check.regions.values()]
     if aggregates is not None and aggregates.name in check.periods:
         days = [period_days("", check.periods[aggregates.name][0], 1)]
-    return _Window(*infer_window(span, days_per_person, next(filter(None, days), None)))
+    return infer_window(span, days_per_person, next(filter(None, days), None)), span
 
 
 def _source_tables(visits: Path | None) -> dict[str, Path]:
     """The tables of visits, people and places, by name."""
     if visits is None or not visits.is_dir():
-        return {} if visits is None else {"visits": visits}
+        return {"visits": visits} if visits is not None and visits.exists() else {}
     found = {name: find_table(visits, name) for name in ("visits", "people", "pois")}
     return {name: path for name, path in found.items() if path is not None}
 
 
 def _render(
-    files: InputFiles,
-    sources: Mapping[str, Path],
-    columns: Sequence[str],
+    visits: Path | None,
+    source: RegionsConfig,
+    columns: Mapping[str, Sequence[str]],
     base: Path,
-    window: _Window,
+    window: Window,
+    periods: Mapping[str, tuple[str, str]],
 ) -> str:
     """The configuration as YAML with comments."""
     engine = Environment(
@@ -149,115 +109,72 @@ def _render(
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    engine.filters["word"] = _quote
+    engine.filters["json"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
+    names = {name for each in columns.values() for name in each}
+    rename = {name: theirs for name, theirs in source.rename.items() if theirs in names}
     # `prepare` recognises region columns by name; other columns must be listed.
-    listed = files.by is not None and not looks_like_region(files.by)
-    names = {name for path in sources.values() if path.exists() for name in column_names(path)}
-    rename = {name: theirs for name, theirs in files.rename.items() if theirs in names}
-    has_departure = "departure" in ({*names} - {*rename.values()} | {*rename})
+    listed = source.by is not None and not looks_like_region(source.by)
+    known = filter(looks_like_region, columns.get("people", ()))
+    regions = source.model_dump(exclude_defaults=True, exclude={"per"})
     page = engine.get_template(TEMPLATE).render(
-        files=files,
-        visits=None if files.visits is None else _quote_path(files.visits, base),
+        visits=_plain(visits, base),
         generator=DEFAULT_GENERATOR,
         window=window,
-        has_departure=has_departure,
-        rename=_quote_mapping(rename),
-        regions=_regions(files, base),
-        periods={
-            _quote(name): (_quote(period), reason)
-            for name, (period, reason) in window.periods.items()
-        }
-        | {_quote(name): (_quote(period), "") for name, period in files.per.items()},
-        region_columns=[*filter(looks_like_region, columns), files.by] if listed else [],
+        has_departure="departure" in names | {*rename},
+        rename=rename,
+        regions={key: _plain(value, base) for key, value in regions.items()},
+        periods={name: (period, "") for name, period in source.per.items()} | dict(periods),
+        region_columns=[*known, source.by] if listed else [],
     )
     return page.rstrip() + "\n"
 
 
-def _regions(files: InputFiles, base: Path) -> dict[str, str]:
-    """The keys of the regions in YAML, without periods."""
-    paths = {
-        "composition": files.census,
-        "aggregates": files.aggregates,
-        "home_panel": files.home_panel,
-        "labelled": files.labelled,
-    }
-    texts = {
-        key: _quote_paths((value,) if isinstance(value, Path) else value, base)
-        for key, value in paths.items()
-        if value
-    }
-    if files.group_tables:
-        texts["group_tables"] = f"[{', '.join(_quote_path(each, base) for each in files.group_tables)}]"
-    if files.by is not None:
-        texts["by"] = _quote(files.by)
-    if not {"by", "composition", "aggregates"} & texts.keys():
-        texts["partition"] = "hot16"
-    if files.rename:
-        texts["rename"] = _quote_mapping(files.rename)
-    return texts
+def _plain(value: Any, base: Path) -> Any:
+    """A value for YAML; a path is relative to the configuration if it is below it."""
+    if isinstance(value, tuple):
+        return [_plain(each, base) for each in value]
+    if not isinstance(value, Path):
+        return value
+    absolute, root = value.resolve(), base.resolve()
+    return (absolute.relative_to(root) if absolute.is_relative_to(root) else absolute).as_posix()
 
 
-def _parse(text: str) -> RunConfig:
-    return build_run(yaml.safe_load(text))
-
-
-def _problems(files: InputFiles, people: Path | None, columns: Sequence[str]) -> Iterator[str]:
+def _problems(
+    visits: Path | None, source: RegionsConfig, people: Path | None, columns: Sequence[str]
+) -> Iterator[str]:
     """Paths that do not exist, options that do not fit together, columns that are not regions."""
-    by = files.by
+    by, census, published = source.by, source.composition is not None, source.aggregates is not None
     region_columns = list(filter(looks_like_region, columns))
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
-    alone = by is None and not files.composition and files.aggregates is None
+    files = {"visits": () if visits is None else (visits,), **region_files(source)}
     faults = {
-        f"{option} {path}: this path does not exist; check it": not path.exists()
-        for option, path in files.all_paths()
+        f"--{key.removesuffix('s').replace('_', '-')} {path}: this path does not exist; check it": (
+            not path.exists()
+        )
+        for key, paths in files.items()
+        for path in paths
     } | {
         "--composition is missing; aggregates need the composition of the same regions": (
-            by is None and not files.composition and files.aggregates is not None
+            by is None and published and not census
         ),
         "--aggregates is missing; give the aggregates of the same regions. To count them from "
         f"your visits instead, pass --by with the region column of people{example}": (
-            by is None and bool(files.composition) and files.aggregates is None
+            by is None and census and not published
         ),
         f"--by {by} counts aggregates from your visits, but --aggregates gives them too; "
-        "remove one of the two": (by is not None and files.aggregates is not None),
+        "remove one of the two": by is not None and published,
         f"--by {by} needs a table of people; give --visits, a folder with the tables "
-        "visits and people": (by is not None and people is None),
+        "visits and people": by is not None and people is None,
         f"{people}: the table has no column '{by}'{suggestion(by or '', columns)} "
         f"(columns: {', '.join(columns)})": (
             by is not None and people is not None and by not in columns
         ),
         f"--by {by}: this is not a column of regions; give the column with each person's region"
-        f"{example}": (by == "user_id" or by in ANCHORS or by in attributes),
-        f"--composition is missing; give it, because {people} has no attributes (age, gender) "
-        "to count it from": (
-            by is not None and not files.composition and people is not None and not attributes
-        ),
-        "--composition is missing; the people of these visits have no attributes (age, gender), "
-        f"so give a census with --aggregates, or with --by and a region column{example}": (
-            alone and files.visits is not None and files.visits.exists() and not attributes
+        f"{example}": by == "user_id" or by in ANCHORS or by in attributes,
+        f"--composition is missing; give it, because {people or visits} has no attributes (age, "
+        "gender) to count it from": (
+            not census and not published and visits is not None and not attributes
         ),
     }
     yield from (sentence for sentence, applies in faults.items() if applies)
-
-
-def _quote_path(path: Path, base: Path) -> str:
-    """A YAML string, relative to the configuration if the path is below it."""
-    absolute = path.resolve()
-    below = absolute.is_relative_to(base.resolve())
-    return _quote((absolute.relative_to(base.resolve()) if below else absolute).as_posix())
-
-
-def _quote_paths(paths: Sequence[Path], base: Path) -> str:
-    """One YAML string, or a list of several."""
-    texts = [_quote_path(path, base) for path in paths]
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-
-
-def _quote_mapping(texts: Mapping[str, str]) -> str:
-    pairs = (f"{_quote(name)}: {_quote(text)}" for name, text in texts.items())
-    return f"{{{', '.join(pairs)}}}" if texts else ""
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -163,7 +163,12 @@ class RunResult:
 
 
 def run(
-    config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False
+    config: Path | RunConfig,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    values: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run all steps of a configuration and write the results to a folder.
 
@@ -177,6 +182,8 @@ def run(
         Compute every step again.
     quiet
         Print log lines instead of progress bars.
+    values
+        Values that override those of the YAML file.
 
     Returns
     -------
@@ -187,7 +194,7 @@ def run(
     --------
     >>> run(Path("city.yaml"), "runs/city").report  # doctest: +SKIP
     """
-    loaded = config if isinstance(config, RunConfig) else load_run(config)
+    loaded = config if isinstance(config, RunConfig) else load_run(config, values=values)
     base = Path() if isinstance(config, RunConfig) else config.parent
     folder = Path(out)
     refuse_foreign_folder(folder)
@@ -291,13 +298,8 @@ class Steps:
 
     def tables(self, source: RegionsConfig) -> dict[str, tuple[Path, ...]]:
         """The files of a source of regions, by their key in the configuration."""
-        files = {key: getattr(source, key) for key in FILES_OF_REGIONS}
-        lists = {
-            key: (value,) if isinstance(value, Path) else value for key, value in files.items()
-        }
-        return {
-            key: tuple(self.base / path for path in paths) for key, paths in lists.items() if paths
-        }
+        files = region_files(source).items()
+        return {key: tuple(self.base / path for path in paths) for key, paths in files}
 
     @property
     def family(self) -> Family:
@@ -596,6 +598,12 @@ class Steps:
 
         inputs = {**inputs, "dataset": self.dataset.manifest.content_hash}
         return self._seeded(f"{step} {name}", out, inputs, write)
+
+
+def region_files(source: RegionsConfig) -> dict[str, tuple[Path, ...]]:
+    """The paths of a source of regions as they are written, by their key."""
+    values = ((key, getattr(source, key)) for key in FILES_OF_REGIONS)
+    return {key: (value,) if isinstance(value, Path) else value for key, value in values if value}
 
 
 def _only(tables: Mapping[str, tuple[Path, ...]], key: str) -> Path | None:

@@ -37,7 +37,6 @@ from mobatlas.regions.patterns import (
     HOMES,
     census_digits,
     column_names,
-    is_patterns,
     read_patterns,
     with_people,
 )
@@ -236,7 +235,8 @@ def read_aggregates(
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
     """Rows of region, feature, value or visits and, where known, n of a table of any layout."""
-    if context.vocabulary is not None and is_patterns(path):
+    columns = {name.lower() for name in column_names(path)}
+    if context.vocabulary is not None and not columns.isdisjoint(HOMES.values()):
         return read_patterns(path, context.vocabulary, context.regions, context.home_panel, notes)
     table = read_table(path, context.rename, notes).rename(
         columns=lambda name: name.lower() if name.lower() in USUAL else name

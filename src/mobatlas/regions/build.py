@@ -34,14 +34,7 @@ from mobatlas.regions.partitions import (
     shuffle_people,
 )
 from mobatlas.regions.polygons import regions_of_homes
-from mobatlas.regions.types import (
-    Aggregates,
-    Composition,
-    Population,
-    Regions,
-    ReportedEvidence,
-    bins_by_map,
-)
+from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map
 
 MAX_NOMINAL_CELLS = 100_000  # a larger nominal P is not written to the manifest
 MIN_PEOPLE = 2  # behind composition and aggregates: one person has no variance
@@ -165,13 +158,6 @@ class RegionsOptions:
         refuse_faults(faults)
 
     @property
-    def evidence(self) -> list[Path | int]:
-        """The sources of evidence beside regions: files, or the size of a labelled sample."""
-        labelled = [Path(self.labelled)] if self.labelled is not None else []
-        sample = [] if self.labelled_sample is None else [self.labelled_sample]
-        return [*labelled, *sample, *map(Path, self.group_tables)]
-
-    @property
     def census(self) -> Census | None:
         """The tables of the composition."""
         tables = self.composition
@@ -196,15 +182,6 @@ def build_from_dataset(
     dataset: TrajectoryDataset, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
     """Build regions from the source that the options choose, and add the evidence beside them."""
-    built = build_without_evidence(dataset, options, seed)
-    parts = [read_evidence(each, dataset, built, options, seed) for each in options.evidence]
-    return with_evidence(dataset, built, parts)
-
-
-def build_without_evidence(
-    dataset: TrajectoryDataset, options: RegionsOptions, seed: int
-) -> BuiltRegions:
-    """Build regions from the source that the options choose."""
     for path in () if options.census is None else options.census.tables:
         refuse_interchanged(Path(path), "--composition")
     if options.aggregates is not None:
@@ -219,7 +196,7 @@ def build_without_evidence(
     built.regions.composition.refuse_absent_groups(where)
     if options.census is not None and not options.shuffle_regions:
         built = _with_panel(built)
-    return built
+    return _with_evidence(dataset, built, options, seed)
 
 
 def _with_panel(built: BuiltRegions) -> BuiltRegions:
@@ -430,34 +407,30 @@ def table_context(
     )
 
 
-def read_evidence(
-    source: Path | int,
-    dataset: TrajectoryDataset,
-    built: BuiltRegions,
-    options: RegionsOptions,
-    seed: int,
-) -> ReportedEvidence:
-    """Read one of `options.evidence` for these regions."""
-    if source not in map(Path, options.group_tables):
-        maps = _labelled_maps(dataset, built.regions, options)
-        where = built.region_of_person
-        return labelled_people(dataset, source, maps, built.regions, where, seed, options.rename)
-    path = Path(str(source))
-    return read_group_table(
-        path,
-        dataset,
-        built.regions,
-        options.mask,
-        options.rename,
-        options.per.get(path.name),
-        options.require_per,
-    )
-
-
-def with_evidence(
-    dataset: TrajectoryDataset, built: BuiltRegions, parts: Sequence[ReportedEvidence]
+def _with_evidence(
+    dataset: TrajectoryDataset, built: BuiltRegions, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
     """Add labelled people and group tables, and the parent of each feature."""
+    parts = []
+    source = options.labelled_sample if options.labelled is None else Path(options.labelled)
+    if source is not None:
+        maps = _labelled_maps(dataset, built.regions, options)
+        where = built.region_of_person
+        parts.append(
+            labelled_people(dataset, source, maps, built.regions, where, seed, options.rename)
+        )
+    parts += [
+        read_group_table(
+            path,
+            dataset,
+            built.regions,
+            options.mask,
+            options.rename,
+            options.per.get(Path(path).name),
+            options.require_per,
+        )
+        for path in options.group_tables
+    ]
     names = [*built.regions.aggregates.features]
     names += [name for part in parts for name in part.evidence.features]
     parents = {name: parent for name in names if (parent := dataset.vocabulary.parents.get(name))}

@@ -56,11 +56,6 @@ def column_names(path: Path) -> list[str]:
     return []
 
 
-def is_patterns(path: Path) -> bool:
-    """Whether the table is one of Patterns, by its columns."""
-    return not {name.lower() for name in column_names(path)}.isdisjoint(HOMES.values())
-
-
 def census_digits(regions: Sequence[str]) -> int | None:
     """The length of census ids, such as 11 for tracts; None for other ids."""
     plain = [re.sub(r"^\d{7}US", "", name) for name in regions]

@@ -37,7 +37,7 @@ class UndeclaredPeriod(MobatlasError):  # noqa: N818
             f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} "
             f"or window, or pass --per{hint}"
         )
-        self.path = path
+        self.path, self.window_days = path, window_days
         self.levels = levels  # visits per person in the table, and per window in the dataset
 
 

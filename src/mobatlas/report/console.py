@@ -32,6 +32,11 @@ from mobatlas.supervision.evidence import describe_informed
 HEADLINE = "poi"  # the metric of the summary
 HELPFUL = 0.02  # of the mean half-width: a smaller reduction is not worth a recommendation
 PLAN_COLUMNS = 3  # groups and attributes with a column of intervals
+VERDICTS = {
+    "identified": "can distinguish",
+    "partly identified": "can only partly distinguish",
+    "not identified": "cannot distinguish",
+}
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
 REASONS = {
     "unreliable": "with too many days above max_day_km",
@@ -59,23 +64,15 @@ def summary_table(summary: Mapping[str, Any], out: Path) -> RenderableType:
 
 
 def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    visits = summary["visits"]
     windows = summary["windows"]
-    dropped_visits = {
-        "without coordinates": visits["missing_coordinates"],
-        "not at a POI": visits["not_poi"],
-        "invalid": visits["invalid"],
-        "duplicates": visits["duplicates"],
-    }
-    dropped_windows = {REASONS[name]: count for name, count in windows["fell"].items()}
     users = sum(counts["users"] for counts in summary["splits"].values())
     known = summary["users_in_people"]
     in_people = "" if known is None else f"; {known:,} are in the people table"
     lines = [
-        f"visits: {visits['rows']:,} read; dropped: {_counts(dropped_visits)}; "
+        f"visits: {summary['visits']['rows']:,} read; dropped: {_dropped_visits(summary)}; "
         f"POIs: {summary['pois']:,}",
         f"users: {summary['users']:,}; {users:,} have a trajectory{in_people}",
-        f"windows: {windows['kept']:,} used; dropped: {_counts(dropped_windows)}",
+        f"windows: {windows['kept']:,} used; dropped: {_dropped_windows(summary)}",
     ]
     titles = {"attributes": "attributes", "regions": "regions", "others": "stored with the labels"}
     columns = [
@@ -92,8 +89,74 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines + [f"note: {note}" for note in summary["notes"]]
 
 
+def _dropped_visits(summary: Mapping[str, Any]) -> str:
+    visits = summary["visits"]
+    return _counts(
+        {
+            "without coordinates": visits["missing_coordinates"],
+            "not at a POI": visits["not_poi"],
+            "invalid": visits["invalid"],
+            "duplicates": visits["duplicates"],
+        }
+    )
+
+
+def _dropped_windows(summary: Mapping[str, Any]) -> str:
+    return _counts({REASONS[name]: count for name, count in summary["windows"]["fell"].items()})
+
+
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
+def check_table(facts: Mapping[str, Any]) -> RenderableType:
+    """What a check found in the tables of a configuration."""
+    if not facts:
+        return Text("without visits, tables are not checked")
+    summary, window = facts["visits"], facts["window"]
+    span = f" over {facts['days']:,} days" if facts["days"] else ""
+    sample = f" ({facts['share']:.0%} of the people were read)" if facts["share"] < 1 else ""
+    rows: dict[str, Cell] = {
+        "visits": f"{summary['visits']['rows']:,} of {summary['users']:,} people{span}, at "
+        f"{summary['pois']:,} places{sample}; dropped: {_dropped_visits(summary)}",
+        "window": ": ".join([f"days: {window['days']}", *filter(None, [window.get("reason")])]),
+        "trajectories": f"{summary['windows']['kept']:,}; dropped: {_dropped_windows(summary)}",
+    }
+    for name, each in facts["regions"].items():
+        diagnosis = each["diagnosis"]
+        levels = "; ".join(f"{key}: {', '.join(own)}" for key, own in diagnosis["attributes"])
+        features = listed([f"{count:,} of {kind}" for kind, count in each["features"].items()])
+        who = "shares of visits" if each["people"] is None else f"{each['people']:,.0f} people"
+        period = f"; a value covers {each['days']:.3g} days" if each["days"] else ""
+        rows |= {
+            f"regions {name}": f"{diagnosis['regions']:,}; groups: {len(diagnosis['groups'])} "
+            f"({levels})",
+            "aggregates": f"{who}; features: {features}{period}",
+            "evidence": ", ".join(diagnosis["evidence"]) or "none beside regions",
+        }
+    rows |= {f"per, {name}": ": ".join(reason) for name, reason in facts["periods"].items()}
+    sentences = [distinguished(each["diagnosis"]) for each in facts["regions"].values()]
+    notes = [f"{kind[:-1]}: {text}" for kind in ("notes", "warnings") for text in facts[kind]]
+    return Group(_facts(rows), _lines([*sentences, *notes]))
+
+
+def costs_table(costs: Mapping[str, Mapping[str, float]]) -> RenderableType:
+    """The estimated costs of the steps of a run."""
+    whole = {
+        "seconds": sum(each["seconds"] for each in costs.values()),
+        "memory_gb": max(each["memory_gb"] for each in costs.values()),
+        "disk_gb": sum(each["disk_gb"] for each in costs.values()),
+    }
+    rows = tuple(
+        (name, each["seconds"] / 60, each["memory_gb"], each["disk_gb"])
+        for name, each in {**costs, "all": whole}.items()
+    )
+    caption = (
+        "Estimates for this machine as busy as it is now, from a few steps of training. They may "
+        "be wrong by a factor of three."
+    )
+    formats = {"minutes": ",.1f", "memory (GB)": ".1f", "disk (GB)": ".2f"}
+    return Table(("step", *formats), rows, caption, formats).as_rich()
 
 
 def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
@@ -413,48 +476,32 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
 def distinguished(diagnosis: Mapping[str, Any]) -> str:
     """Which groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
     groups = len(diagnosis["groups"])
-    alone = diagnosis["effective_rank"]
-    with_evidence = diagnosis.get("effective_rank_with_evidence")
-    rank = alone if with_evidence is None else with_evidence
+    rank = diagnosis.get("effective_rank_with_evidence") or diagnosis["effective_rank"]
     count = diagnosis["regions"]
     subject = "This region" if count == 1 else f"These {count:,} regions"
-    if with_evidence is not None:
+    if diagnosis.get("evidence"):
         subject += f", with {listed(diagnosis['evidence'])},"
-    pronoun = "It" if count == 1 else "They"
-    found = _by_verdict(diagnosis) if rank < groups else {"can": [f"all {groups} groups"]}
-    forms = {
-        "can": "{} can distinguish {}.",
-        "partly": "{} can distinguish {} only partly.",
-        "cannot": "{} cannot distinguish {}.",
-    }
-    sentences = []
-    for verdict, form in forms.items():
-        if found.get(verdict):
-            sentences.append(form.format(pronoun if sentences else subject, listed(found[verdict])))
-    if rank < groups and not (found.get("partly") or found.get("cannot")):
-        verb = "identify" if sentences or count > 1 else "identifies"
-        start = pronoun if sentences else subject
-        sentences.append(f"{start} {verb} {rank} of {groups} combinations of groups.")
-    if alone < rank:
-        sentences.append(f"Alone, the regions identify {alone} of {groups} combinations of groups.")
-    return " ".join(sentences)
-
-
-def _by_verdict(diagnosis: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Whether the levels of each attribute can, cannot or can partly be distinguished."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {form: [] for form in VERDICTS.values()}
     for attribute, levels in diagnosis.get("attributes", ()):
-        verdicts = {
-            each["verdict"]
-            for each in diagnosis["contrasts"]
-            if re.split("[:,]", each["name"])[0] == attribute and each["kind"] != "group"
-        }
-        verdict = {"identified": "can", "not identified": "cannot"}.get(
-            verdicts.pop() if len(verdicts) == 1 else "", "partly"
-        )
         if len(levels) > 1:
-            found.setdefault(verdict, []).append(_levels(attribute, levels))
-    return found
+            found[_verdict(diagnosis, attribute)].append(_levels(attribute, levels))
+    clauses = [f"{form} {listed(names)}" for form, names in found.items() if names]
+    verb = "identifies" if count == 1 else "identify"
+    clauses.append(f"{verb} {rank} of {groups} independent combinations of groups")
+    if rank == groups:
+        clauses = [f"can distinguish all {groups} groups"]
+    subjects = [subject] + ["It" if count == 1 else "They"] * len(clauses[1:])
+    return " ".join(f"{who} {clause}." for who, clause in zip(subjects, clauses, strict=True))
+
+
+def _verdict(diagnosis: Mapping[str, Any], attribute: str) -> str:
+    """Whether the evidence can distinguish the levels of an attribute, as a verb."""
+    verdicts = {
+        each["verdict"]
+        for each in diagnosis["contrasts"]
+        if re.split("[:,]", each["name"])[0] == attribute and each["kind"] != "group"
+    }
+    return VERDICTS[verdicts.pop() if len(verdicts) == 1 else "partly identified"]
 
 
 def _levels(attribute: str, levels: Sequence[str]) -> str:
