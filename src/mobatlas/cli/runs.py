@@ -80,7 +80,9 @@ def init(
     from mobatlas.report.console import check_table
 
     source = RegionsConfig(
-        composition=composition or None,
+        composition=composition[0]
+        if composition and len(composition) == 1
+        else composition or None,
         aggregates=aggregates,
         by=by,
         group_tables=group_table or None,

@@ -100,18 +100,20 @@ class Check:
         try:
             self.summary = self.steps.prepare(out, most_rows=MOST_ROWS)
         except MobatlasError:
-            refuse_interchanged(self.steps.source, "--visits")
+            if self.steps.source.is_file():
+                refuse_interchanged(self.steps.source, "--visits")
             raise
         self.dataset = TrajectoryDataset.open(out)
 
     def read_regions(self, name: str, source: RegionsConfig) -> None:
         """Build regions with all evidence; if that fails, check each table alone."""
-        if self.dataset is not None and not self.problems:
+        earlier, self.problems = self.problems, []
+        if self.dataset is not None and not earlier:
             with self.collect(f"regions {name}"):
                 self.regions[name] = self._build(self.dataset, source)
+        found, self.problems = self.problems, earlier
         if name in self.regions:
             return
-        found, self.problems = self.problems, []  # after those of each table
         for key, paths in region_files(source).items():
             for path in paths:
                 if (self.steps.base / path).exists():

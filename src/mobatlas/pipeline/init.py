@@ -62,7 +62,7 @@ def write_configuration(
     for _ in range(0 if visits is None else 2):
         config = build_run(yaml.safe_load(render(window, {})))
         with check_run(config, out.parent, problems, facts.get("days", 1)) as check:
-            if facts or check.dataset is None:
+            if facts or problems or check.dataset is None:
                 check.raise_problems()
                 facts = check.as_dict() | {"window": {"days": window[0], "reason": window[1]}}
             else:
@@ -113,8 +113,8 @@ def _render(
     names = {name for each in columns.values() for name in each}
     rename = {name: theirs for name, theirs in source.rename.items() if theirs in names}
     # `prepare` recognises region columns by name; other columns must be listed.
-    listed = source.by is not None and not looks_like_region(source.by)
-    known = filter(looks_like_region, columns.get("people", ()))
+    people = {*columns.get("people", ())} - {*ATTRIBUTE_NAMES}
+    listed = source.by in people and not looks_like_region(str(source.by))
     regions = source.model_dump(exclude_defaults=True, exclude={"per"})
     page = engine.get_template(TEMPLATE).render(
         visits=_plain(visits, base),
@@ -124,7 +124,7 @@ def _render(
         rename=rename,
         regions={key: _plain(value, base) for key, value in regions.items()},
         periods={name: (period, "") for name, period in source.per.items()} | dict(periods),
-        region_columns=[*known, source.by] if listed else [],
+        region_columns=[*filter(looks_like_region, people), source.by] if listed else [],
     )
     return page.rstrip() + "\n"
 
