@@ -433,5 +433,5 @@ def test_the_command_counts_labelled_people(city: Path, tmp_path: Path) -> None:
     assert (alone.code, both.code) == (0, 0)
     assert "labelled people" not in alone.out
     said = " ".join(both.out.split())
-    assert "With 160 labelled people, all 8 groups can be distinguished." in said
+    assert "regions, with 160 labelled people, can distinguish all 8 groups." in said
     assert "not identified" in alone.out and "not identified" not in both.out

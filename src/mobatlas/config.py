@@ -473,14 +473,22 @@ def preset_values(
     return presets[preset]
 
 
-def load_values(path: Path | None = None, preset: str | None = None) -> dict[str, Any]:
-    """The validated values of a file on top of a preset; `preset` overrides that of the file."""
-    values = _with_preset(_read_yaml(path) if path else {}, preset)
+def load_values(
+    path: Path | None = None,
+    preset: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The validated values of a file on top of a preset; `preset` and `changes` override them."""
+    values = _with_preset(merge(_read_yaml(path) if path else {}, changes or {}), preset)
     build(RunConfig, values, str(path) if path else f"preset {values['preset']}")
     return values
 
 
-def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:
+def load_run(
+    path: Path | None = None,
+    preset: str | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> RunConfig:
     """Read and validate the configuration of a run.
 
     Parameters
@@ -489,6 +497,8 @@ def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:
         A YAML file; None for the defaults.
     preset
         "small" or "paper"; overrides the preset of the file.
+    values
+        Values that override those of the file.
 
     Returns
     -------
@@ -500,7 +510,7 @@ def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:
     >>> load_run(preset="small").prepare.vocabulary_size
     200
     """
-    return RunConfig.model_validate(load_values(path, preset))
+    return RunConfig.model_validate(load_values(path, preset, values))
 
 
 def build_run(values: Mapping[str, Any], where: str = "run") -> RunConfig:

@@ -10,14 +10,20 @@ from rich.text import Text
 
 import mobatlas
 from mobatlas.cli.options import (
+    Assignments,
     GroupTables,
+    HomePanel,
     Json,
     LabelledPath,
     Overwrite,
+    Per,
     Quiet,
+    Rename,
+    parse_periods,
     print_result,
     show,
 )
+from mobatlas.config import RegionsConfig, load_run, parse_assignments, parse_renames
 
 app = typer.Typer()
 StartOver = Annotated[
@@ -63,14 +69,31 @@ def init(
     ] = None,
     group_table: GroupTables = None,
     labelled: LabelledPath = None,
+    home_panel: HomePanel = None,
+    per: Per = None,
+    rename: Rename = None,
     overwrite: Overwrite = False,
+    json: Json = False,
 ) -> None:
-    """Write a commented configuration for `mobatlas run` from your files."""
-    from mobatlas.pipeline.init import InputFiles, write_configuration
+    """Check your tables and write a commented configuration for `mobatlas run`."""
+    from mobatlas.pipeline.init import write_configuration
+    from mobatlas.report.console import check_table
 
-    files = InputFiles(visits, composition or (), aggregates, by, group_table or (), labelled)
-    for line in write_configuration(out, files, overwrite=overwrite):
-        print_result(line)
+    source = RegionsConfig(
+        composition=composition[0]
+        if composition and len(composition) == 1
+        else composition or None,
+        aggregates=aggregates,
+        by=by,
+        group_tables=group_table or None,
+        labelled=labelled,
+        home_panel=home_panel,
+        per=parse_periods(per, aggregates),
+        rename=parse_renames(rename or ()),
+    )
+    facts = write_configuration(out, visits, source, overwrite=overwrite)
+    wrote = f"wrote {out}; check it, then start: mobatlas run {out}"
+    show(facts, json, Group(check_table(facts), Text(wrote)))
 
 
 @app.command()
@@ -79,15 +102,34 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder of the run; runs/NAME by default.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check the tables and estimate time, memory and disk; write nothing.",
+        ),
+    ] = False,
+    assignments: Assignments = None,
     overwrite: StartOver = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run all steps from your tables to report.html; finished steps are not repeated."""
-    from mobatlas.report.console import run_tables
+    from mobatlas.report.console import check_table, costs_table, run_tables
 
+    values = parse_assignments(assignments or [])
+    if dry_run:
+        from mobatlas.pipeline.check import dry_run as estimate
+
+        facts = estimate(load_run(config, values=values), config.parent)
+        show(facts, json, Group(check_table(facts), costs_table(facts["costs"])))
+        return
     result = mobatlas.run(
-        config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet
+        config,
+        out or Path("runs") / config.stem,
+        overwrite=overwrite,
+        quiet=quiet,
+        values=values,
     )
     lines = [f"report: {result.report}"]
     facts = result.facts

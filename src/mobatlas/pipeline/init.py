@@ -1,242 +1,180 @@
-"""Write a first configuration for `mobatlas run` from a user's files."""
+"""Check a user's tables and write a first configuration for `mobatlas run`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import duckdb
+import numpy as np
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mobatlas.config import DEFAULT_GENERATOR
+from mobatlas.config import DEFAULT_GENERATOR, RegionsConfig, build_run
 from mobatlas.data.types import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
-from mobatlas.errors import MobatlasError, refuse_faults, suggestion
+from mobatlas.errors import refuse_faults, suggestion
 from mobatlas.io.manifest import write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.io.tables import find_table
-from mobatlas.regions.periods import infer_window
+from mobatlas.pipeline.check import Check, check_run
+from mobatlas.pipeline.run import region_files
+from mobatlas.regions.patterns import column_names
+from mobatlas.regions.periods import infer_window, period_days
 
-REQUIRED = ("user_id", "poi_id", "arrival")
 TEMPLATE = "configuration.yaml.j2"
-VISITS_QUERY = """
-    WITH visits AS (
-        SELECT user_id, CAST(arrival AS TIMESTAMP) AS arrival FROM {read}(?)
-    ), people AS (
-        SELECT user_id, count(DISTINCT arrival::DATE) AS days FROM visits GROUP BY user_id
-    )
-    SELECT
-        (SELECT count(*) FROM visits),
-        (SELECT count(*) FROM people),
-        (SELECT coalesce(date_diff('day', min(arrival), max(arrival)) + 1, 0) FROM visits),
-        (SELECT coalesce(median(days), 0) FROM people)
+Window = tuple[int, str]  # days, and the reason in words
+
+
+def write_configuration(
+    out: Path, visits: Path | None, source: RegionsConfig, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Check all tables, write a YAML file, and return what the tables hold.
+
+    The window, and the periods of published tables, are inferred. All problems are refused at once.
+
+    Parameters
+    ----------
+    out
+        The YAML file.
+    visits
+        A table of visits, or a folder with visits, people and pois; without it, the configuration
+        has a simulated city, and tables are not checked.
+    source
+        The other tables. Its renamed columns may be those of the visits.
+    overwrite
+        Replace an existing file.
     """
-
-
-@dataclass(frozen=True)
-class InputFiles:
-    """The tables of a user; each may be missing.
-
-    Regions come from a composition and aggregates, or from `by`, a region column of the people
-    table. With `by`, the composition is optional. Several tables of composition are combined.
-    """
-
-    visits: Path | None = None
-    composition: Path | Sequence[Path] | None = None
-    aggregates: Path | None = None
-    by: str | None = None
-    group_tables: Sequence[Path] = ()
-    labelled: Path | None = None
-
-    @property
-    def census(self) -> Sequence[Path]:
-        """The tables of the composition."""
-        tables = self.composition or ()
-        return (tables,) if isinstance(tables, Path) else tables
-
-    def all_paths(self) -> list[tuple[str, Path]]:
-        """Each path, after the option that gives it."""
-        single = {
-            "--visits": self.visits,
-            "--aggregates": self.aggregates,
-            "--labelled": self.labelled,
-        }
-        lists = {"--composition": self.census, "--group-table": self.group_tables}
-        return [
-            *((option, path) for option, path in single.items() if path is not None),
-            *((option, path) for option, paths in lists.items() for path in paths),
-        ]
-
-
-@dataclass(frozen=True)
-class _Visits:
-    """Counts of a table of visits."""
-
-    path: Path
-    rows: int
-    people: int
-    days: int  # from the first to the last visit
-    days_per_person: float  # days with visits, median
-    has_departure: bool
-
-    @property
-    def window(self) -> tuple[int, str]:
-        """Days of a trajectory, and the reason in words."""
-        return infer_window(self.days, self.days_per_person)
-
-
-def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False) -> list[str]:
-    """Write the YAML file and return the lines to print about it."""
-    absent = {
-        f"{option} {path}: this path does not exist; check it": not path.exists()
-        for option, path in files.all_paths()
-    }
+    tables = _source_tables(visits)
+    columns = {name: column_names(path) for name, path in tables.items()}
+    problems = [*_problems(visits, source, tables.get("people"), columns.get("people", []))]
     refuse_faults(
         {
             f"--out {out}: this is a folder; give the name of a YAML file": out.is_dir(),
             f"{out}: this file exists already; choose another name, or pass --overwrite": (
                 out.exists() and not overwrite
             ),
-            **absent,
         }
+        | dict.fromkeys(problems if visits is None else (), True)
     )
-    people = _people_table(files.visits)
-    columns = () if people is None else _column_names(people)
-    region_columns = tuple(filter(looks_like_region, columns))
-    _check_regions(files, people, columns, region_columns)
-    visits = None if files.visits is None else _read_visits(files.visits)
+    render = partial(_render, visits, source, columns, out.parent)
+    window: Window = (1, "")  # to see which window suits the visits
+    facts: dict[str, Any] = {}
+    for _ in range(0 if visits is None else 2):
+        config = build_run(yaml.safe_load(render(window, {})))
+        with check_run(config, out.parent, problems, facts.get("days", 1)) as check:
+            if facts or problems or check.dataset is None:
+                check.raise_problems()
+                facts = check.as_dict() | {"window": {"days": window[0], "reason": window[1]}}
+            else:
+                window, days = _infer_window(check, source.aggregates)
+                facts = {"days": days}
+    text = render(window, facts.get("periods", {}))
     with lock_output(out):
-        write_atomic(out, _render(files, visits, region_columns, out.parent).encode())
-    lines = []
-    if visits is not None:
-        lines.append(
-            f"{visits.path}: {visits.rows:,} visits of {visits.people:,} people "
-            f"over {visits.days:,} days"
-        )
-    if files.by is None and not files.composition and region_columns:
-        lines.append(
-            "regions: the configuration uses a controlled partition, which needs labels; "
-            f"pass --by {region_columns[0]} to use the regions of your people"
-        )
-    return [*lines, f"wrote {out}; check it, then start: mobatlas run {out}"]
+        write_atomic(out, text.encode())
+    return facts
+
+
+def _infer_window(check: Check, aggregates: Path | None) -> tuple[Window, int]:
+    """The window that suits visits, read as windows of a day, and aggregates; days of the visits"""
+    assert check.dataset is not None
+    first_days = check.dataset.first_days
+    span = int(first_days.max() - first_days.min()) + 1
+    days_per_person = float(np.median(np.bincount(check.dataset.person)))
+    days = [built.regions.details.get("days") for built in check.regions.values()]
+    if aggregates is not None and aggregates.name in check.periods:
+        days = [period_days("", check.periods[aggregates.name][0], 1)]
+    return infer_window(span, days_per_person, next(filter(None, days), None)), span
+
+
+def _source_tables(visits: Path | None) -> dict[str, Path]:
+    """The tables of visits, people and places, by name."""
+    if visits is None or not visits.is_dir():
+        return {"visits": visits} if visits is not None and visits.exists() else {}
+    found = {name: find_table(visits, name) for name in ("visits", "people", "pois")}
+    return {name: path for name, path in found.items() if path is not None}
 
 
 def _render(
-    files: InputFiles, visits: _Visits | None, region_columns: tuple[str, ...], base: Path
+    visits: Path | None,
+    source: RegionsConfig,
+    columns: Mapping[str, Sequence[str]],
+    base: Path,
+    window: Window,
+    periods: Mapping[str, tuple[str, str]],
 ) -> str:
+    """The configuration as YAML with comments."""
     engine = Environment(
         loader=PackageLoader("mobatlas.pipeline", "."),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    engine.filters["path"] = partial(_quote_path, base=base)
-    engine.filters["paths"] = partial(_quote_paths, base=base)
-    engine.filters["word"] = _quote
+    engine.filters["json"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
+    names = {name for each in columns.values() for name in each}
+    rename = {name: theirs for name, theirs in source.rename.items() if theirs in names}
     # `prepare` recognises region columns by name; other columns must be listed.
-    listed = files.by is not None and not looks_like_region(files.by)
+    people = {*columns.get("people", ())} - {*ATTRIBUTE_NAMES}
+    listed = source.by in people and not looks_like_region(str(source.by))
+    regions = source.model_dump(exclude_defaults=True, exclude={"per"})
     page = engine.get_template(TEMPLATE).render(
-        files=files,
+        visits=_plain(visits, base),
         generator=DEFAULT_GENERATOR,
-        visits=visits,
-        window=visits.window if visits is not None else (None, None),
-        region_columns=(*region_columns, files.by) if listed else (),
+        window=window,
+        has_departure="departure" in names | {*rename},
+        rename=rename,
+        regions={key: _plain(value, base) for key, value in regions.items()},
+        periods={name: (period, "") for name, period in source.per.items()} | dict(periods),
+        region_columns=[*filter(looks_like_region, people), source.by] if listed else [],
     )
     return page.rstrip() + "\n"
 
 
-def _check_regions(
-    files: InputFiles, people: Path | None, columns: Sequence[str], region_columns: Sequence[str]
-) -> None:
-    """Refuse tables that do not fit together and columns that are not regions."""
-    by = files.by
+def _plain(value: Any, base: Path) -> Any:
+    """A value for YAML; a path is relative to the configuration if it is below it."""
+    if isinstance(value, tuple):
+        return [_plain(each, base) for each in value]
+    if not isinstance(value, Path):
+        return value
+    absolute, root = value.resolve(), base.resolve()
+    return (absolute.relative_to(root) if absolute.is_relative_to(root) else absolute).as_posix()
+
+
+def _problems(
+    visits: Path | None, source: RegionsConfig, people: Path | None, columns: Sequence[str]
+) -> Iterator[str]:
+    """Paths that do not exist, options that do not fit together, columns that are not regions."""
+    by, census, published = source.by, source.composition is not None, source.aggregates is not None
+    region_columns = list(filter(looks_like_region, columns))
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
-    refuse_faults(
-        {
-            "--composition is missing; aggregates need the composition of the same regions": (
-                by is None and not files.composition and files.aggregates is not None
-            ),
-            "--aggregates is missing; give the aggregates of the same regions. To count them from "
-            f"your visits instead, pass --by with the region column of people{example}": (
-                by is None and bool(files.composition) and files.aggregates is None
-            ),
-            f"--by {by} counts aggregates from your visits, but --aggregates gives them too; "
-            "remove one of the two": (by is not None and files.aggregates is not None),
-            f"--by {by} needs a table of people; give --visits, a folder with the tables "
-            "visits and people": (by is not None and people is None),
-            f"{people}: the table has no column '{by}'{suggestion(by or '', columns)} "
-            f"(columns: {', '.join(columns)})": (by is not None and by not in columns),
-            f"--by {by}: this is not a column of regions; give the column with each person's region"
-            f"{example}": (by == "user_id" or by in ANCHORS or by in attributes),
-            f"--composition is missing; give it, because {people} has no attributes (age, gender) "
-            "to count it from": (by is not None and not files.composition and not attributes),
-        }
-    )
-
-
-def _people_table(visits: Path | None) -> Path | None:
-    """The table of people in a folder of visits, if there is one."""
-    return find_table(visits, "people") if visits is not None and visits.is_dir() else None
-
-
-def _column_names(table: Path) -> tuple[str, ...]:
-    rows = _query(
-        table, "DESCRIBE SELECT * FROM {read}(?)", "cannot be read", "give Parquet or CSV"
-    )
-    return tuple(str(row[0]) for row in rows)
-
-
-def _query(table: Path, query: str, problem: str, advice: str) -> list[Any]:
-    """The rows of a query with `{read}(?)` for the table; `problem` and `advice` if it fails."""
-    read = "read_parquet" if table.suffix == ".parquet" else "read_csv"
-    try:
-        with duckdb.connect() as engine:
-            return engine.execute(query.format(read=read), [str(table)]).fetchall()
-    except duckdb.Error as error:
-        raise MobatlasError(
-            f"{table}: {problem} ({str(error).splitlines()[0]}); {advice}"
-        ) from None
-
-
-def _read_visits(path: Path) -> _Visits:
-    """Count the visits, people and days of a table."""
-    table = path if path.is_file() else find_table(path, "visits")
-    if table is None:
-        raise MobatlasError(
-            f"{path}: the folder contains neither visits.parquet nor visits.csv; give the file "
-            "itself, or set `source.format` in the configuration"
+    files = {"visits": () if visits is None else (visits,), **region_files(source)}
+    faults = {
+        f"--{key.removesuffix('s').replace('_', '-')} {path}: this path does not exist; check it": (
+            not path.exists()
         )
-    columns = _column_names(table)
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise MobatlasError(
-            f"{table}: the table has no column '{missing[0]}'; rename a column, or set "
-            "`source.format` in the configuration"
-        )
-    [(rows, people, days, days_per_person)] = _query(
-        table,
-        VISITS_QUERY,
-        "column 'arrival' contains values that are not times",
-        "write times as 2024-03-04 08:00",
-    )
-    if not rows:
-        raise MobatlasError(f"{table}: the table contains no visits; give a table with rows")
-    return _Visits(path, rows, people, days, float(days_per_person), "departure" in columns)
-
-
-def _quote_path(path: Path, base: Path) -> str:
-    """A YAML string, relative to the configuration if the path is below it."""
-    absolute = path.resolve()
-    below = absolute.is_relative_to(base.resolve())
-    return _quote((absolute.relative_to(base.resolve()) if below else absolute).as_posix())
-
-
-def _quote_paths(paths: Sequence[Path], base: Path) -> str:
-    """One YAML string, or a list of several."""
-    texts = [_quote_path(path, base) for path in paths]
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+        for key, paths in files.items()
+        for path in paths
+    } | {
+        "--composition is missing; aggregates need the composition of the same regions": (
+            by is None and published and not census
+        ),
+        "--aggregates is missing; give the aggregates of the same regions. To count them from "
+        f"your visits instead, pass --by with the region column of people{example}": (
+            by is None and census and not published
+        ),
+        f"--by {by} counts aggregates from your visits, but --aggregates gives them too; "
+        "remove one of the two": by is not None and published,
+        f"--by {by} needs a table of people; give --visits, a folder with the tables "
+        "visits and people": by is not None and people is None,
+        f"{people}: the table has no column '{by}'{suggestion(by or '', columns)} "
+        f"(columns: {', '.join(columns)})": (
+            by is not None and people is not None and by not in columns
+        ),
+        f"--by {by}: this is not a column of regions; give the column with each person's region"
+        f"{example}": by == "user_id" or by in ANCHORS or by in attributes,
+        f"--composition is missing; give it, because {people or visits} has no attributes (age, "
+        "gender) to count it from": (
+            not census and not published and visits is not None and not attributes
+        ),
+    }
+    yield from (sentence for sentence, applies in faults.items() if applies)

@@ -113,7 +113,7 @@ def train(
     """
     target = Path(out)
     family = family_of(generator)
-    config = _configure(family, preset, values or {})
+    config = configure(family, preset, values or {})
     opened = TrajectoryDataset.open(dataset)
     refuse_overlap(opened.path, target)
     settings = {"generator": generator, "dataset": opened.manifest.content_hash}
@@ -127,7 +127,7 @@ def train(
         return save_training(folder, model, generator, opened, model.fit(opened, trainer))
 
 
-def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) -> Any:
+def configure(family: Family, preset: str | None, values: Mapping[str, Any]) -> Any:
     """The configuration of a generator: a preset with the user's changes."""
     base = preset_values(preset, family.presets, "--preset {}")
     return build(family.config, merge(base, family.resolve(values, Path())), "train")

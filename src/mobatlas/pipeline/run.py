@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -24,7 +24,7 @@ import yaml
 from mobatlas.config import RegionsConfig, RunConfig, build_run, load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare.pipeline import STEPS, prepare
+from mobatlas.data.prepare.pipeline import STEPS, Summary, prepare
 from mobatlas.data.samples import Samples
 from mobatlas.errors import MobatlasError, log
 from mobatlas.evaluation.comparison import labelled_groups
@@ -47,7 +47,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash, library_versions, read_manifest, write_json
 from mobatlas.io.output import lock_output
 from mobatlas.pipeline.models import SuperviseOptions, split_options, supervise, train
-from mobatlas.progress import track
+from mobatlas.progress import SILENT, Tracker, track
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.regions.types import bins_by_map
@@ -163,7 +163,12 @@ class RunResult:
 
 
 def run(
-    config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False
+    config: Path | RunConfig,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    values: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run all steps of a configuration and write the results to a folder.
 
@@ -177,6 +182,8 @@ def run(
         Compute every step again.
     quiet
         Print log lines instead of progress bars.
+    values
+        Values that override those of the YAML file.
 
     Returns
     -------
@@ -187,12 +194,12 @@ def run(
     --------
     >>> run(Path("city.yaml"), "runs/city").report  # doctest: +SKIP
     """
-    loaded = config if isinstance(config, RunConfig) else load_run(config)
+    loaded = config if isinstance(config, RunConfig) else load_run(config, values=values)
     base = Path() if isinstance(config, RunConfig) else config.parent
     folder = Path(out)
     refuse_foreign_folder(folder)
     with lock_output(folder):
-        return _run(_Steps(loaded, base, folder, StepCache(folder, overwrite), quiet))
+        return _run(Steps(loaded, base, folder, StepCache(folder, overwrite), quiet))
 
 
 def run_demo(
@@ -209,7 +216,7 @@ def run_demo(
     return run(config, out, overwrite=overwrite, quiet=quiet)
 
 
-def _run(steps: _Steps) -> RunResult:
+def _run(steps: Steps) -> RunResult:
     config = steps.config
     start = time.perf_counter()
     steps.check()
@@ -242,7 +249,7 @@ def _run(steps: _Steps) -> RunResult:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class Steps:
     """The cached steps of a run."""
 
     config: RunConfig
@@ -257,38 +264,42 @@ class _Steps:
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is computed."""
+        for problem in self.problems():
+            raise MobatlasError(problem)
+        _ = self.generator_options  # refuses files that do not exist
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the configuration itself."""
         if not self.config.regions:
-            raise MobatlasError(
+            yield (
                 "regions: the configuration has none; give `composition` and `aggregates`, "
                 "`by` with a column of people, or a `partition`"
             )
+        paths = []
         for name, source in self.config.regions.items():
             reserved = name in (BASELINE, STRONG) or name.startswith(".")
             if reserved or not name.strip() or not set(name).isdisjoint("/\\"):
-                raise MobatlasError(
-                    f"regions.{name}: this cannot be the name of a folder; choose another name"
-                )
-            for key, paths in self._tables(source).items():
-                for path in paths:
-                    _refuse_missing(path, f"regions.{name}.{key}")
+                yield f"regions.{name}: this cannot be the name of a folder; choose another name"
+            tables = self.tables(source)
+            paths += [(path, f"regions.{name}.{key}") for key in tables for path in tables[key]]
         if self.config.source is not None:
-            _refuse_missing(self.base / self.config.source.path, "source.path")
+            paths.append((self.base / self.config.source.path, "source.path"))
+        for path, key in paths:
+            if not path.exists():
+                yield (
+                    f"{path}: this path does not exist; `{key}` is relative to the "
+                    "configuration file"
+                )
         if self.config.strong and not self.family.trainable:
-            raise MobatlasError(
+            yield (
                 f"strong: the generator {self.family.name} cannot be trained on labels; "
                 "remove `strong`"
             )
-        _ = self.generator_options  # refuses files that do not exist
 
-    def _tables(self, source: RegionsConfig) -> dict[str, tuple[Path, ...]]:
+    def tables(self, source: RegionsConfig) -> dict[str, tuple[Path, ...]]:
         """The files of a source of regions, by their key in the configuration."""
-        files = {key: getattr(source, key) for key in FILES_OF_REGIONS}
-        lists = {
-            key: (value,) if isinstance(value, Path) else value for key, value in files.items()
-        }
-        return {
-            key: tuple(self.base / path for path in paths) for key, paths in lists.items() if paths
-        }
+        files = region_files(source).items()
+        return {key: tuple(self.base / path for path in paths) for key, paths in files}
 
     @property
     def family(self) -> Family:
@@ -303,31 +314,42 @@ class _Steps:
     def dataset(self) -> TrajectoryDataset:
         """Trajectories of the source, or of a simulated city."""
         out = self.out / "dataset"
-        source = self.config.source
-        path = self._city() if source is None else self.base / source.path
-        layout = "plain" if source is None else source.format
-        values = self.config.prepare.model_dump(mode="json", exclude_unset=True)
 
         def compute(_: bool) -> None:
             with track("preparing", STEPS, self.quiet) as tracker:
-                prepare(
-                    path,
-                    out,
-                    format=layout,
-                    engine="duckdb" if source is None else source.engine,
-                    preset=self.config.preset,
-                    values=values,
-                    overwrite=True,
-                    tracker=tracker,
-                )
+                self.prepare(out, tracker)
 
+        source = self.config.source
         inputs = {
-            "source": path_hash(path),
-            "format": layout,
+            "source": path_hash(self.source),
+            "format": "plain" if source is None else source.format,
             "preset": self.config.preset,
-            "values": values,
+            "values": self.config.prepare.model_dump(mode="json", exclude_unset=True),
         }
         return TrajectoryDataset.open(self.cache.run("dataset", out, inputs, compute))
+
+    @cached_property
+    def source(self) -> Path:
+        """The visits of the user, or a simulated city."""
+        source = self.config.source
+        return self._city() if source is None else self.base / source.path
+
+    def prepare(
+        self, out: Path, tracker: Tracker = SILENT, most_rows: int | None = None
+    ) -> Summary:
+        """Prepare the source into a folder; for the parameters see `prepare`."""
+        source = self.config.source
+        return prepare(
+            self.source,
+            out,
+            format="plain" if source is None else source.format,
+            engine="duckdb" if source is None else source.engine,
+            preset=self.config.preset,
+            values=self.config.prepare.model_dump(mode="json", exclude_unset=True),
+            overwrite=True,
+            tracker=tracker,
+            most_rows=most_rows,
+        )
 
     def _city(self) -> Path:
         out = self.out / "city"
@@ -353,8 +375,23 @@ class _Steps:
     def regions(self, name: str, source: RegionsConfig) -> RegionsFolder:
         """Composition and aggregates."""
         out = self.out / "regions" / name
-        tables = self._tables(source)
-        options = RegionsOptions(
+        tables = self.tables(source)
+        options = self.regions_options(source)
+
+        def compute(_: bool) -> None:
+            build_regions(self.dataset.path, out, options, seed=self.config.seed, overwrite=True)
+
+        inputs = {
+            "dataset": self.dataset.manifest.content_hash,
+            "options": source.model_dump(exclude_none=True),
+            **{key: [path_hash(path) for path in paths] for key, paths in tables.items()},
+        }
+        return RegionsFolder.open(self._seeded(f"regions {name}", out, inputs, compute))
+
+    def regions_options(self, source: RegionsConfig) -> RegionsOptions:
+        """The options of `build_regions`."""
+        tables = self.tables(source)
+        return RegionsOptions(
             partition=source.partition,
             by=source.by,
             composition=tables.get("composition"),
@@ -371,16 +408,6 @@ class _Steps:
             home_panel=_only(tables, "home_panel"),
             polygons=_only(tables, "polygons"),
         )
-
-        def compute(_: bool) -> None:
-            build_regions(self.dataset.path, out, options, seed=self.config.seed, overwrite=True)
-
-        inputs = {
-            "dataset": self.dataset.manifest.content_hash,
-            "options": source.model_dump(exclude_none=True),
-            **{key: [path_hash(path) for path in paths] for key, paths in tables.items()},
-        }
-        return RegionsFolder.open(self._seeded(f"regions {name}", out, inputs, compute))
 
     @cached_property
     def baseline(self) -> Path:
@@ -573,15 +600,14 @@ class _Steps:
         return self._seeded(f"{step} {name}", out, inputs, write)
 
 
+def region_files(source: RegionsConfig) -> dict[str, tuple[Path, ...]]:
+    """The paths of a source of regions as they are written, by their key."""
+    values = ((key, getattr(source, key)) for key in FILES_OF_REGIONS)
+    return {key: (value,) if isinstance(value, Path) else value for key, value in values if value}
+
+
 def _only(tables: Mapping[str, tuple[Path, ...]], key: str) -> Path | None:
     return tables.get(key, (None,))[0]
-
-
-def _refuse_missing(path: Path, key: str) -> None:
-    if not path.exists():
-        raise MobatlasError(
-            f"{path}: this path does not exist; `{key}` is relative to the configuration file"
-        )
 
 
 def _model_hash(model: Path) -> str:

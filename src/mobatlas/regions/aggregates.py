@@ -26,7 +26,7 @@ from mobatlas.data.types import (
     looks_like_region,
     region_column,
 )
-from mobatlas.errors import MobatlasError, refuse_faults
+from mobatlas.errors import SYNONYMS, MobatlasError, refuse_faults
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.census import ACS_COLUMN, Keys, pivot
@@ -178,8 +178,8 @@ class TableContext:
 
 def read_aggregates(
     path: Path | str, context: TableContext, notes: list[str] | None = None
-) -> tuple[Aggregates, bool]:
-    """Read V from a published table, and whether the period of its values is known.
+) -> tuple[Aggregates, float | None]:
+    """Read V from a published table, and the days of a value: NaN for shares, None if not known.
 
     The table is long (region, feature or place or category, value or visits, n), wide (a column
     for each feature), or Patterns of SafeGraph and Advan. Columns suppressed, noise_sd and per are
@@ -229,7 +229,8 @@ def read_aggregates(
             refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
             noise = pivot(path, region, feature, sd * factor) ** 2
             aggregates = replace(aggregates, noise=noise)
-    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), scale is not None
+    days = None if scale is None else float(context.window_days / np.median(scale))
+    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), days
 
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
@@ -337,18 +338,21 @@ def _holds_shares(
 
 def compare_with_dataset(
     path: Path,
-    published: tuple[Aggregates, bool],
+    published: tuple[Aggregates, float | None],
     dataset: TrajectoryDataset,
     mask: Sequence[str] = (),
+    strict: bool = False,
 ) -> list[str]:
     """Compare published aggregates with training people; shares have no level to compare."""
-    aggregates, declared = published
+    aggregates, days = published
     if aggregates.pooled or not len(dataset.split("train")):
         return []
     known = aggregates.select_features(np.flatnonzero(~np.isnan(aggregates.values).all(0)))
     level = float(mean_over_regions(known.values, known.n / known.n.sum()).sum())
     ours = level_of_dataset(dataset, known.features, mask)
-    return check_level(path, level, ours, dataset.window_days, declared=declared)
+    return check_level(
+        path, level, ours, dataset.window_days, declared=days is not None, strict=strict
+    )
 
 
 def level_of_dataset(
@@ -421,12 +425,17 @@ def refuse_interchanged(path: Path, option: str) -> None:
     """Refuse a table whose columns are those of another option's table."""
     names = column_names(path)
     columns = {name.lower() for name in names}
+    by_visit = all(
+        any(map(columns.__contains__, (name, *SYNONYMS[name]))) for name in ("user_id", "arrival")
+    )
     by_group = not columns.isdisjoint(GROUPED) or any(map(ACS_COLUMN.fullmatch, names))
     by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
     by_region = any(map(looks_like_region, names)) or not columns.isdisjoint(HOMES.values())
     likely = "--composition" if by_group and by_region else option
     if by_feature and by_group != by_region:
         likely = "--group-table" if by_group else "--aggregates"
+    if by_visit:
+        likely = "--visits"
     if likely != option:
         raise MobatlasError(
             f"{path}: its columns are those of a table for {likely}, not for {option} "

@@ -89,6 +89,9 @@ class RegionsOptions:
     per
         The period of the values of published tables, by file name: day, week, month, window,
         share, "10 days" or "2024-03-01 to 2024-03-31".
+    require_per
+        Refuse a published table of means or totals without a period, even if its values agree with
+        those of the dataset's windows.
     home_panel
         With `aggregates` without people: a table of the devices that live in each region.
     polygons
@@ -118,6 +121,7 @@ class RegionsOptions:
     group_tables: Sequence[Path | str] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     per: Mapping[str, str] = field(default_factory=dict)
+    require_per: bool = False
     home_panel: Path | str | None = None
     polygons: Path | str | None = None
 
@@ -339,8 +343,8 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     published = Path(options.aggregates)
     notes: list[str] = []
     p = census.read(dataset.groups, notes=notes)
-    context = _table_context(dataset, options, published, p.regions)
-    v, declared = read_aggregates(published, context, notes)
+    context = table_context(dataset, options, published, p.regions)
+    v, days = read_aggregates(published, context, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])
@@ -367,6 +371,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         "separation": "published tables",
         **census.details,
         "aggregates": published.name,
+        "days": None if days is None or aggregates.pooled else days,
         "only_in_composition": len(only_in_census),
         "only_in_aggregates": len(only_in_aggregates),
     }
@@ -380,12 +385,14 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             *_unmatched_warning(
                 only_in_aggregates, published.name, census.name, only_in_census or p.regions
             ),
-            *compare_with_dataset(published, (aggregates, declared), dataset, options.mask),
+            *compare_with_dataset(
+                published, (aggregates, days), dataset, options.mask, options.require_per
+            ),
         ],
     )
 
 
-def _table_context(
+def table_context(
     dataset: TrajectoryDataset, options: RegionsOptions, published: Path, regions: Sequence[str]
 ) -> TableContext:
     """What aggregates are read for: the features and places of a dataset, and the regions."""
@@ -420,6 +427,7 @@ def _with_evidence(
             options.mask,
             options.rename,
             options.per.get(Path(path).name),
+            options.require_per,
         )
         for path in options.group_tables
     ]

@@ -53,6 +53,7 @@ def read_group_table(
     mask: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
     per: str | None = None,
+    strict: bool = False,
 ) -> ReportedEvidence:
     """Read mean visits per person by group.
 
@@ -62,9 +63,10 @@ def read_group_table(
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
         `standard_error`. Optional: `per` (day, week, month, window or dates) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
-    dataset, regions, mask, rename, per
+    dataset, regions, mask, rename, per, strict
         Features and windows; groups and their shares; tokens that are not counted; columns, as in
-        `read_composition`; the period of a table without the column `per`.
+        `read_composition`; the period of a table without the column `per`; whether a period is
+        required.
 
     Returns
     -------
@@ -90,7 +92,13 @@ def read_group_table(
     ours = level_of_dataset(dataset, feature[1], mask)
     elsewhere = _is_elsewhere(path, table)
     warnings = check_level(
-        path, level, ours, dataset.window_days, declared=declared, elsewhere=elsewhere
+        path,
+        level,
+        ours,
+        dataset.window_days,
+        declared=declared,
+        elsewhere=elsewhere,
+        strict=strict,
     )
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
     evidence = GroupEvidence(

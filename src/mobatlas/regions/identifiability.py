@@ -34,6 +34,7 @@ PARTLY = 0.5
 SHARES_BOUND = 1.0  # the largest norm of shares
 TYPICAL_SHARE = 0.05  # of visits at a typical place, if there are no aggregates
 TYPICAL_VISITS = 10.0  # per window
+HALF_WIDTH = 1.645  # of a 90 % interval, in standard errors
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Contrast:
         if self.verdict == "not identified":
             return f"{self.name}: not identified by {self.evidence}"
         hedge = "" if self.identified else ", partly identified"
-        return f"{self.name}: ± {self.share_error:.3f} on shares of visits{hedge}"
+        half_width = HALF_WIDTH * self.share_error
+        return f"{self.name}: ± {half_width:.3f} of the visits (90 % interval){hedge}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Diagnosis:
     effective_rank_with_rest: int | None = None  # with people outside regions; None: no such people
     evidence: tuple[str, ...] = ()  # beyond regions, such as "200 labelled people"
     effective_rank_with_evidence: int | None = None  # None: there is no evidence beyond regions
+    attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()  # names and levels
 
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis for JSON, with null for infinity."""
@@ -152,6 +155,7 @@ def diagnose(
     rank = int((singular > RANK_TOLERANCE * singular[0]).sum())
     return Diagnosis(
         groups=composition.groups.names,
+        attributes=composition.groups.attributes,
         regions=len(shares),
         people=(float(people.min()), float(np.median(people)), float(people.max())),
         singular_values=tuple(float(value) for value in singular),

@@ -25,6 +25,22 @@ LONGEST_WINDOW = 14
 DAYS_OF_A_MONTH = 28
 
 
+class UndeclaredPeriod(MobatlasError):  # noqa: N818
+    """A table does not say which period its values cover; `infer_period` may find it."""
+
+    def __init__(self, path: Path, levels: tuple[float, float], window_days: int) -> None:
+        published, ours = levels
+        likely = infer_period(published, ours, window_days)
+        hint = f"; {likely[1]}, so it may be '{likely[0]}'" if likely else ""
+        super().__init__(
+            f"{path}: people make {published:.3g} visits in the table, but {ours:.3g} per "
+            f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} "
+            f"or window, or pass --per{hint}"
+        )
+        self.path, self.window_days = path, window_days
+        self.levels = levels  # visits per person in the table, and per window in the dataset
+
+
 def period_days(where: str, text: str, window_days: float) -> float:
     """Days of a period: week, 10 days, 2024-03-01 to 2024-03-31; NaN for shares."""
     word = text.strip().lower()
@@ -87,23 +103,19 @@ def check_level(
     *,
     declared: bool,
     elsewhere: bool = False,
+    strict: bool = False,
 ) -> list[str]:
     """Refuse a table whose visits per person and window cannot be those of the dataset.
 
-    Without a declared period, values are taken per window only if they agree. The result is a
-    warning if a declared period agrees only roughly. People `elsewhere` may make other visits.
+    Without a declared period, values are taken per window only if they agree; if `strict`, a
+    period is required. The result is a warning if a declared period agrees only roughly. People
+    `elsewhere` may make other visits.
     """
     factor = published / max(ours, 1e-300)
+    if not declared and (strict or not same_level(published, ours)):
+        raise UndeclaredPeriod(path, (published, ours), window_days)
     if same_level(published, ours):
         return []
-    if not declared:
-        likely = infer_period(published, ours, window_days)
-        hint = f"; {likely[1]}, so it may be '{likely[0]}'" if likely else ""
-        raise MobatlasError(
-            f"{path}: people make {published:.3g} visits in the table, but {ours:.3g} per "
-            f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} "
-            f"or window, or pass --per{hint}"
-        )
     sentence = (
         f"{path}: people make {published:.3g} visits per {window_days}-day window in the table, "
         f"but {ours:.3g} in the dataset"

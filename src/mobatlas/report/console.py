@@ -1,7 +1,8 @@
 """Console output of the commands, and the summary of a run that the report also shows."""
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from mobatlas.errors import listed
 from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.evaluation.privacy.audit import AMBER, GREEN, RED, Audit
+from mobatlas.groups import gender
+from mobatlas.regions.ages import parse_age
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.design import BUDGET, EvidencePlan, ends, mean_of
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
@@ -28,6 +31,11 @@ from mobatlas.supervision.evidence import describe_informed
 
 HEADLINE = "poi"  # the metric of the summary
 HELPFUL = 0.02  # of the mean half-width: a smaller reduction is not worth a recommendation
+VERDICTS = {
+    "identified": "can distinguish",
+    "partly identified": "can only partly distinguish",
+    "not identified": "cannot distinguish",
+}
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
 REASONS = {
     "unreliable": "with too many days above max_day_km",
@@ -55,23 +63,15 @@ def summary_table(summary: Mapping[str, Any], out: Path) -> RenderableType:
 
 
 def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    visits = summary["visits"]
     windows = summary["windows"]
-    dropped_visits = {
-        "without coordinates": visits["missing_coordinates"],
-        "not at a POI": visits["not_poi"],
-        "invalid": visits["invalid"],
-        "duplicates": visits["duplicates"],
-    }
-    dropped_windows = {REASONS[name]: count for name, count in windows["fell"].items()}
     users = sum(counts["users"] for counts in summary["splits"].values())
     known = summary["users_in_people"]
     in_people = "" if known is None else f"; {known:,} are in the people table"
     lines = [
-        f"visits: {visits['rows']:,} read; dropped: {_counts(dropped_visits)}; "
+        f"visits: {summary['visits']['rows']:,} read; dropped: {_dropped_visits(summary)}; "
         f"POIs: {summary['pois']:,}",
         f"users: {summary['users']:,}; {users:,} have a trajectory{in_people}",
-        f"windows: {windows['kept']:,} used; dropped: {_counts(dropped_windows)}",
+        f"windows: {windows['kept']:,} used; dropped: {_dropped_windows(summary)}",
     ]
     titles = {"attributes": "attributes", "regions": "regions", "others": "stored with the labels"}
     columns = [
@@ -88,8 +88,74 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines + [f"note: {note}" for note in summary["notes"]]
 
 
+def _dropped_visits(summary: Mapping[str, Any]) -> str:
+    visits = summary["visits"]
+    return _counts(
+        {
+            "without coordinates": visits["missing_coordinates"],
+            "not at a POI": visits["not_poi"],
+            "invalid": visits["invalid"],
+            "duplicates": visits["duplicates"],
+        }
+    )
+
+
+def _dropped_windows(summary: Mapping[str, Any]) -> str:
+    return _counts({REASONS[name]: count for name, count in summary["windows"]["fell"].items()})
+
+
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
+def check_table(facts: Mapping[str, Any]) -> RenderableType:
+    """What a check found in the tables of a configuration."""
+    if not facts:
+        return Text("without visits, tables are not checked")
+    summary, window = facts["visits"], facts["window"]
+    span = f" over {facts['days']:,} days" if facts["days"] else ""
+    sample = f" ({facts['share']:.0%} of the people were read)" if facts["share"] < 1 else ""
+    rows: dict[str, Cell] = {
+        "visits": f"{summary['visits']['rows']:,} of {summary['users']:,} people{span}, at "
+        f"{summary['pois']:,} places{sample}; dropped: {_dropped_visits(summary)}",
+        "window": ": ".join([f"days: {window['days']}", *filter(None, [window.get("reason")])]),
+        "trajectories": f"{summary['windows']['kept']:,}; dropped: {_dropped_windows(summary)}",
+    }
+    for name, each in facts["regions"].items():
+        diagnosis = each["diagnosis"]
+        levels = "; ".join(f"{key}: {', '.join(own)}" for key, own in diagnosis["attributes"])
+        features = listed([f"{count:,} of {kind}" for kind, count in each["features"].items()])
+        who = "shares of visits" if each["people"] is None else f"{each['people']:,.0f} people"
+        period = f"; a value covers {each['days']:.3g} days" if each["days"] else ""
+        rows |= {
+            f"regions {name}": f"{diagnosis['regions']:,}; groups: {len(diagnosis['groups'])} "
+            f"({levels})",
+            "aggregates": f"{who}; features: {features}{period}",
+            "evidence": ", ".join(diagnosis["evidence"]) or "none beside regions",
+        }
+    rows |= {f"per, {name}": ": ".join(reason) for name, reason in facts["periods"].items()}
+    sentences = [distinguished(each["diagnosis"]) for each in facts["regions"].values()]
+    notes = [f"{kind[:-1]}: {text}" for kind in ("notes", "warnings") for text in facts[kind]]
+    return Group(_facts(rows), _lines([*sentences, *notes]))
+
+
+def costs_table(costs: Mapping[str, Mapping[str, float]]) -> RenderableType:
+    """The estimated costs of the steps of a run."""
+    whole = {
+        "seconds": sum(each["seconds"] for each in costs.values()),
+        "memory_gb": max(each["memory_gb"] for each in costs.values()),
+        "disk_gb": sum(each["disk_gb"] for each in costs.values()),
+    }
+    rows = tuple(
+        (name, each["seconds"] / 60, each["memory_gb"], each["disk_gb"])
+        for name, each in {**costs, "all": whole}.items()
+    )
+    caption = (
+        "Estimates for this machine as busy as it is now, from a few steps of training. They may "
+        "be wrong by a factor of three."
+    )
+    formats = {"minutes": ",.1f", "memory (GB)": ".1f", "disk (GB)": ".2f"}
+    return Table(("step", *formats), rows, caption, formats).as_rich()
 
 
 def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
@@ -117,10 +183,14 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
         facts["with the people outside all regions"] = f"effective rank {rank}"
     evidence = "regions, labelled people and tables" if diagnosis.evidence else "these regions"
     contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
+    caption = (
+        f"Differences between groups that {evidence} identify: the error to expect of a "
+        "difference in the share of visits of a typical place"
+    )
     return Group(
-        _facts(facts),
         Text(distinguished(diagnosis.as_dict())),
-        _facts(contrasts, f"Differences between groups that {evidence} identify"),
+        _facts(contrasts, caption),
+        _facts(facts),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
 
@@ -388,28 +458,43 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
 
 
 def distinguished(diagnosis: Mapping[str, Any]) -> str:
-    """How many groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
+    """Which groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
     groups = len(diagnosis["groups"])
-    regions = _regions_distinguish(diagnosis["regions"], groups, diagnosis["effective_rank"])
-    if (rank := diagnosis.get("effective_rank_with_evidence")) is None:
-        return regions
-    found = (
-        f"all {groups} groups can be distinguished"
-        if rank == groups
-        else f"{rank} of {groups} independent combinations of groups are identified"
-    )
-    return f"{regions} With {listed(diagnosis['evidence'])}, {found}."
+    rank = diagnosis.get("effective_rank_with_evidence") or diagnosis["effective_rank"]
+    count = diagnosis["regions"]
+    subject = "This region" if count == 1 else f"These {count:,} regions"
+    if diagnosis.get("evidence"):
+        subject += f", with {listed(diagnosis['evidence'])},"
+    found: dict[str, list[str]] = {form: [] for form in VERDICTS.values()}
+    for attribute, levels in diagnosis.get("attributes", ()):
+        if len(levels) > 1:
+            found[_verdict(diagnosis, attribute)].append(_levels(attribute, levels))
+    clauses = [f"{form} {listed(names)}" for form, names in found.items() if names]
+    verb = "identifies" if count == 1 else "identify"
+    clauses.append(f"{verb} {rank} of {groups} independent combinations of groups")
+    if rank == groups:
+        clauses = [f"can distinguish all {groups} groups"]
+    subjects = [subject] + ["It" if count == 1 else "They"] * len(clauses[1:])
+    return " ".join(f"{who} {clause}." for who, clause in zip(subjects, clauses, strict=True))
 
 
-def _regions_distinguish(regions: int, groups: int, effective_rank: int) -> str:
-    subject = "This region" if regions == 1 else f"These {regions:,} regions"
-    if effective_rank < groups:
-        verb = "identifies" if regions == 1 else "identify"
-        return (
-            f"{subject} {verb} only {effective_rank} of {groups} independent combinations of "
-            "groups."
-        )
-    return f"{subject} can distinguish all {groups} groups."
+def _verdict(diagnosis: Mapping[str, Any], attribute: str) -> str:
+    """Whether the evidence can distinguish the levels of an attribute, as a verb."""
+    verdicts = {
+        each["verdict"]
+        for each in diagnosis["contrasts"]
+        if re.split("[:,]", each["name"])[0] == attribute and each["kind"] != "group"
+    }
+    return VERDICTS[verdicts.pop() if len(verdicts) == 1 else "partly identified"]
+
+
+def _levels(attribute: str, levels: Sequence[str]) -> str:
+    """What it is to distinguish the levels of an attribute, such as "women from men"."""
+    if {*map(gender, levels)} == {"M", "F"}:
+        return "women from men"
+    if all(map(parse_age, levels)):
+        return "age groups"
+    return " from ".join(levels) if len(levels) == 2 else f"levels of {attribute}"
 
 
 def _distance(evaluation: Mapping[str, Any], labelled: bool) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ class Summary:
         Sentences about how the source was read.
     warnings
         Sentences about rows that look wrong.
+    share
+        The share of the source that was read; less than 1 for a check of a large source.
 
     Examples
     --------
@@ -111,6 +113,7 @@ class Summary:
     users_in_people: int | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    share: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -164,6 +167,7 @@ def prepare(
     engine: str = "duckdb",
     overwrite: bool = False,
     tracker: Tracker = SILENT,
+    most_rows: int | None = None,
 ) -> Summary:
     """Prepare a source of visits into a DATASET folder.
 
@@ -179,6 +183,9 @@ def prepare(
         `duckdb` or `spark`; both write the same bytes.
     overwrite, tracker
         Replace an existing folder; show progress.
+    most_rows
+        For a check: of a larger source, prepare a sample of people with about as many rows, and
+        leave warnings to the caller.
 
     Returns
     -------
@@ -203,6 +210,7 @@ def prepare(
         ):
             tracker.step(0, "reading")
             tables = READERS[format].open(Path(source), running, config.reader, config.rename)
+            tables, share = _sample(tables, most_rows, running)
             summary, groups, config = _run(tables, running, config, folder.path, tracker)
             recorded["prepare"] = config.model_dump(mode="json", exclude={"memory_limit"})
         folder.details.update(
@@ -210,10 +218,21 @@ def prepare(
         )
         folder.unlisted.add(LABELS)  # with others it is the same dataset
         write_json(folder.path / "summary.json", summary.as_dict())
-    for warning in summary.warnings:
+    for warning in summary.warnings if most_rows is None else ():
         log.warning("%s", warning)
     tracker.step(STEPS, "done")
-    return summary
+    return replace(summary, share=share)
+
+
+def _sample(source: Source, most_rows: int | None, engine: Engine) -> tuple[Source, float]:
+    """A sample of people with about as many rows, and its share; a small source as it is."""
+    visits = source.visits
+    if most_rows is None or "user_id" not in visits.columns:
+        return source, 1.0
+    share = most_rows / max(one(engine, visits.aggregate(n=visits.count()))["n"], 1)
+    if share >= 1:
+        return source, 1.0
+    return replace(source, visits=steps.sample_people(visits, share)), share
 
 
 @contextmanager
