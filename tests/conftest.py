@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from mobatlas.config import PrepareConfig
 from mobatlas.data.prepare.engine import DuckDBEngine, Engine
 
 settings.register_profile("mobatlas", deadline=None)  # a busy machine is not a bug
@@ -32,6 +33,14 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keep_rare_places() -> None:
+    """Tests use datasets of a few people; `test_privacy_defaults` tests the default of 10."""
+    for section, name in ((PrepareConfig, "min_people_per_place"),):
+        section.model_fields[name].default = 0
+        section.model_rebuild(force=True)
 
 
 @pytest.fixture(scope="session")

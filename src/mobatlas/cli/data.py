@@ -27,6 +27,7 @@ from mobatlas.cli.options import (
     Level,
     Mask,
     MaxVisits,
+    MinPeople,
     NumbersFile,
     Out,
     Overwrite,
@@ -46,6 +47,7 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import (
+    MIN_PEOPLE,
     CityConfig,
     build,
     load_run,
@@ -127,6 +129,14 @@ def prepare_command(
     ] = "plain",
     engine: Annotated[str, typer.Option("--engine", help="duckdb or spark.")] = "duckdb",
     rename: Rename = None,
+    min_people_per_place: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Places that fewer training people have visited become OTHER; 0 keeps all.  "
+            "[default: 10]",
+        ),
+    ] = None,
     config: Config = None,
     preset: Preset = None,
     assignments: Assignments = None,
@@ -139,6 +149,7 @@ def prepare_command(
     from mobatlas.report.console import summary_table
 
     values = load_values(config, preset).get("prepare", {})
+    fewest = min_people_per_place
     with track("preparing", STEPS, quiet) as tracker:
         summary = mobatlas.prepare(
             source,
@@ -148,6 +159,7 @@ def prepare_command(
                 values,
                 parse_assignments(assignments or []),
                 {"rename": parse_renames(rename or ())},
+                {} if fewest is None else {"min_people_per_place": fewest},
             ),
             engine=engine,
             overwrite=overwrite,
@@ -172,6 +184,7 @@ def regions(
     same_people: SamePeople = False,
     split_ages: SplitAges = False,
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
+    min_people: MinPeople = MIN_PEOPLE,
     rounding: Rounding = 0.0,
     epsilon: Epsilon = None,
     max_visits: MaxVisits = None,
@@ -199,6 +212,7 @@ def regions(
         aggregates=aggregates,
         features=feature,
         mask=mask or (),
+        min_people=min_people,
         shuffle_regions=shuffle_regions,
         same_people=same_people,
         straddle="uniform" if split_ages else "refuse",

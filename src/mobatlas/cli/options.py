@@ -143,6 +143,14 @@ Mask = Annotated[
     list[str] | None,
     typer.Option("--mask", help="A token to leave out: HOME, WORK or OTHER; may be repeated."),
 ]
+MinPeople = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Leave out or refuse regions with fewer people, and refuse groups with fewer; 0 "
+        "keeps all.",
+    ),
+]
 ShuffleRegions = Annotated[
     bool,
     typer.Option("--shuffle-regions", help="Shuffle regions among people, as a negative control."),

@@ -362,6 +362,7 @@ class _Steps:
             aggregates=_only(tables, "aggregates"),
             features=source.features,
             mask=source.mask,
+            min_people=source.min_people,
             straddle=source.straddle or "refuse",
             rename=source.rename,
             group_tables=tables.get("group_tables", ()),

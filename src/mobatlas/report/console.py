@@ -66,11 +66,16 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     }
     dropped_windows = {REASONS[name]: count for name, count in windows["fell"].items()}
     users = sum(counts["users"] for counts in summary["splits"].values())
+    rare = summary["rare_places"]
     known = summary["users_in_people"]
     in_people = "" if known is None else f"; {known:,} are in the people table"
+    became_other = (
+        f"; {rare['places']:,} have fewer than {rare['min_people']} visitors and became OTHER, "
+        f"with {rare['share_of_visits']:.1%} of their visits"
+    )
     lines = [
         f"visits: {visits['rows']:,} read; dropped: {_counts(dropped_visits)}; "
-        f"POIs: {summary['pois']:,}",
+        f"POIs: {summary['pois']:,}{became_other if rare['places'] else ''}",
         f"users: {summary['users']:,}; {users:,} have a trajectory{in_people}",
         f"windows: {windows['kept']:,} used; dropped: {_counts(dropped_windows)}",
     ]
