@@ -290,7 +290,7 @@ class RunConfig(Section):
     regions: dict[str, RegionsConfig] = {}
     strong: bool | None = None  # whether to train the labelled upper bound; None if labels exist
     samples: SamplesConfig = SamplesConfig()
-    audit: bool = False  # whether to audit the privacy of the samples
+    audit: bool = True  # whether to audit the privacy of the samples
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
     train: TrainConfig = TrainConfig()

@@ -47,7 +47,6 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import (
-    MIN_PEOPLE,
     CityConfig,
     build,
     load_run,
@@ -184,7 +183,7 @@ def regions(
     same_people: SamePeople = False,
     split_ages: SplitAges = False,
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
-    min_people: MinPeople = MIN_PEOPLE,
+    min_people: MinPeople = None,
     rounding: Rounding = 0.0,
     epsilon: Epsilon = None,
     max_visits: MaxVisits = None,
@@ -212,7 +211,7 @@ def regions(
         aggregates=aggregates,
         features=feature,
         mask=mask or (),
-        min_people=min_people,
+        **({} if min_people is None else {"min_people": min_people}),
         shuffle_regions=shuffle_regions,
         same_people=same_people,
         straddle="uniform" if split_ages else "refuse",
@@ -388,7 +387,8 @@ def audit(
     samples: Annotated[
         Path,
         typer.Argument(
-            metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it."
+            metavar="SYNTHETIC",
+            help="A Parquet file of samples, as `generate` writes it, or a MODEL folder.",
         ),
     ],
     dataset: Annotated[
@@ -407,7 +407,7 @@ def audit(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what samples disclose about training people, with a verdict from green to red."""
+    """Measure what samples or a model disclose about training people: is it safe to share them?"""
     from mobatlas.evaluation.privacy.audit import STEPS
     from mobatlas.report.console import audit_table
 

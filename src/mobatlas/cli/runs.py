@@ -1,8 +1,7 @@
 """Commands for a whole run: demo, init, run, report."""
 
-from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -19,6 +18,9 @@ from mobatlas.cli.options import (
     show,
 )
 
+if TYPE_CHECKING:
+    from mobatlas.pipeline.run import RunResult
+
 app = typer.Typer()
 StartOver = Annotated[
     bool, typer.Option("--overwrite", help="Start over instead of resuming an interrupted run.")
@@ -34,10 +36,8 @@ def demo(
 ) -> None:
     """Simulate a city, train on it, and report how well its groups are recovered."""
     from mobatlas.pipeline.run import run_demo
-    from mobatlas.report.console import run_tables
 
-    result = run_demo(out, seed, quiet, overwrite=overwrite)
-    print_result(run_tables(result.folder, result.facts), Text(f"report: {result.report}"))
+    print_result(_printed(run_demo(out, seed, quiet, overwrite=overwrite)))
 
 
 @app.command()
@@ -84,22 +84,18 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run all steps from your tables to report.html; finished steps are not repeated."""
-    from mobatlas.report.console import run_tables
-
     result = mobatlas.run(
         config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet
     )
-    lines = [f"report: {result.report}"]
-    facts = result.facts
-    verdicts = {
-        name: str(loads((result.folder / each["audit"]).read_text(encoding="utf-8"))["verdict"])
-        for name, each in facts["regions"].items()
-        if "audit" in each
-    }
-    if verdicts:
-        lines.append("privacy audit: " + ", ".join(map(" ".join, verdicts.items())))
-        facts = facts | {"audit": verdicts}
-    show(facts, json, Group(run_tables(result.folder, result.facts), *map(Text, lines)))
+    show(result.facts, json, _printed(result))
+
+
+def _printed(result: "RunResult") -> Group:
+    """The tables of a run, the path of its report, and whether its samples are safe to share."""
+    from mobatlas.report.console import answers, run_tables
+
+    lines = [f"report: {result.report}", *answers(result.facts)]
+    return Group(run_tables(result.folder, result.facts), *map(Text, lines))
 
 
 @app.command()

@@ -56,7 +56,8 @@ class Composition:
                 f"{where}: no region has people of group '{absent}'; "
                 "merge it with another group, or add the missing part of the table"
             )
-        people = np.round(self.n @ self.shares, 6) if np.isfinite(self.n).all() else np.inf
+        # exact shares, without people behind them, have infinite n
+        people = np.round(np.nan_to_num(self.n, posinf=1e300) @ self.shares, 6)
         for group in np.flatnonzero(people < fewest).tolist():
             raise MobatlasError(
                 f"{where}: group '{self.groups.names[group]}' has {people[group]:.0f} people in "

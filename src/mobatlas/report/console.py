@@ -364,8 +364,8 @@ def audit_table(audit: Audit) -> RenderableType:
     lines = [
         checks.note,
         f"compared: {people['train']:,} training people with {people['test']:,} held-out people; "
-        f"the attacker knows {people['val']:,} others; distances between "
-        f"{compared['samples']:,} samples and {compared['people']:,} people",
+        f"the attacker knows {people['val']:,} others; {compared['samples']:,} samples and "
+        f"{compared['people']:,} people were compared with each other",
         *(
             f"{check.spec.title}: {check.verdict}, {check.explanation}"
             for check in audit.checks
@@ -375,7 +375,17 @@ def audit_table(audit: Audit) -> RenderableType:
         *audit.advice,
     ]
     verdict = Text.assemble("verdict: ", (audit.verdict, STYLES.get(audit.verdict, "bold")))
-    return Group(checks.as_rich(), audit_tables(audit)["attacks"].as_rich(), _lines(lines), verdict)
+    attacks = audit_tables(audit)["attacks"].as_rich()
+    return Group(checks.as_rich(), attacks, _lines(lines), verdict, Text(audit.answer))
+
+
+def answers(facts: Mapping[str, Any]) -> list[str]:
+    """Whether the samples of a run are safe to share, in a sentence for each kind of regions."""
+    return [
+        f"{name}: {chapter['answer']}"
+        for name, chapter in facts["regions"].items()
+        if "answer" in chapter
+    ]
 
 
 def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:
