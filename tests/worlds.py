@@ -50,9 +50,7 @@ class World:
     regions: Path  # hot16: one group is most of each region
 
 
-def keep(
-    out: Path, generator: Generator, dataset: TrajectoryDataset, family: str = FAMILY
-) -> Path:
+def keep(out: Path, generator: Generator, dataset: TrajectoryDataset, family: str = FAMILY) -> Path:
     with new_folder(out, "model") as folder:
         save_model(folder.path, generator, family, dataset)
         folder.details["dataset"] = {

@@ -6,7 +6,7 @@ above the limit, and green if the upper end is at most the red limit. Otherwise 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from mobatlas.evaluation.privacy.measures import (
     TRAIN,
     Attack,
     Cohort,
-    EqualGroups,
     Excess,
     SampleDistances,
     anchor_scores,
@@ -179,8 +178,6 @@ class Audit:
     compared: dict[str, int]  # samples, people and trajectories that were compared
     warnings: tuple[str, ...]
     seed: int
-    closest: dict[str, dict[str, float]] = field(default_factory=dict)  # distances by side
-    equal_anchors: dict[str, float] = field(default_factory=dict)  # shares of copied home and work
 
     @property
     def subjects(self) -> dict[str, str]:
@@ -189,10 +186,6 @@ class Audit:
             subject: _combined([c.verdict for c in self.checks if c.spec.subject == subject])
             for subject in dict.fromkeys(check.spec.subject for check in self.checks)
         }
-
-    def _subject_of(self, check: Check) -> str:
-        """The verdict on the subject of a check."""
-        return self.subjects[check.spec.subject]
 
     @property
     def verdict(self) -> str:
@@ -214,11 +207,10 @@ class Audit:
             return f"{QUESTION} Yes: no attack finds training people better than other people."
         failed = [check for check in self.checks if check.verdict in (AMBER, RED)]
         if not failed:
-            open_ = [c for c in self.checks if c.explanation and self._subject_of(c) == UNDECIDED]
-            return (
-                f"{QUESTION} Not yet: {open_[0].spec.subject} could not be judged, because "
-                f"{open_[0].explanation}."
-            )
+            subjects = [name for name, verdict in self.subjects.items() if verdict == UNDECIDED]
+            reasons = [c.explanation for c in self.checks if c.spec.subject == subjects[0]]
+            why = next(filter(None, reasons), "its checks were not possible")
+            return f"{QUESTION} Not yet: {subjects[0]} could not be judged, because {why}."
         found = dict.fromkeys(FINDINGS[check.spec.subject] for check in failed)
         worst = max(failed, key=lambda check: (check.verdict == RED, check.margin))
         assert worst.measured is not None  # it has failed
@@ -302,8 +294,6 @@ def audit(
         checks=(*memorisation, *membership.checks, *anchors.checks, *guesses),
         attacks={"trajectories": membership.attacks, "anchors": anchors.attacks},
         chosen={"trajectories": membership.chosen, "anchors": anchors.chosen},
-        closest=_closest_records(distances, groups),
-        equal_anchors=anchors.shares,
         compared=distances.sizes,
         warnings=(*file.warnings, *_warnings(cohort)),
         seed=seed,
@@ -312,16 +302,15 @@ def audit(
 
 def quick_answer(samples: Path | str, dataset: Path, n: int) -> str:
     """The verdict on n samples in plain words, or why it was not computed."""
+    by_hand = f"run mobatlas audit {samples} --dataset DATASET"
     try:
         if not dataset.exists():
-            reason = f"{dataset} is not here"
-        elif max(n, len(TrajectoryDataset.open(dataset))) > QUICK:
-            reason = "that takes longer than seconds"
-        else:
-            return audit(samples, dataset).answer
+            return f"{QUESTION} Not audited: there is no dataset at {dataset}; {by_hand}."
+        if max(n, len(TrajectoryDataset.open(dataset))) > QUICK:
+            return f"{QUESTION} Not audited: that may take minutes; {by_hand}."
+        return audit(samples, dataset).answer
     except MobatlasError as error:
-        reason = str(error)
-    return f"{QUESTION} Not audited: {reason}. Run mobatlas audit {samples} --dataset DATASET."
+        return f"{QUESTION} Not audited: {error}."
 
 
 def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tracker) -> Audit:
@@ -376,12 +365,11 @@ def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tra
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Checks of one subject, and the attacks and shares behind them."""
+    """Checks of one subject, and the attacks behind them."""
 
     checks: tuple[Check, ...]
     attacks: tuple[Attack, ...] = ()
     chosen: tuple[str, ...] = ()
-    shares: dict[str, float] = field(default_factory=dict)
 
 
 def _check(name: str, result: Excess | Interval | str) -> Check:
@@ -423,23 +411,6 @@ def _rare_places(cohort: Cohort, rng: np.random.Generator) -> Check:
     )
 
 
-def _closest_records(
-    distances: SampleDistances, groups: EqualGroups
-) -> dict[str, dict[str, float]]:
-    sides = {
-        "train": distances.groups[:, : groups.training],
-        "held_out": distances.groups[:, groups.training :],
-    }
-    return {
-        side: {
-            "mean": float(values.mean()),
-            "p05": float(np.quantile(values, 0.05)),
-            "median": float(np.quantile(values, 0.5)),
-        }
-        for side, values in sides.items()
-    }
-
-
 def _membership(
     cohort: Cohort, distances: SampleDistances, people: Flags, rng: np.random.Generator
 ) -> _Outcome:
@@ -478,13 +449,13 @@ def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Genera
         )
         names = [name for name, spec in CHECKS.items() if spec.subject == ANCHORS]
         return _Outcome(tuple(_check(name, reason) for name in names))
-    pairs, shares = _equal_anchors(samples, cohort.anchors, side, rng)
+    pairs = _equal_anchors(samples, cohort.anchors, side, rng)
     attacked = people & (side != REFERENCE)
     outcome = _inference(
         ANCHORS, anchor_scores(cohort.anchors[attacked], drawn), side[attacked], rng
     )
     nearby = _nearby(samples, cohort.anchors, side, rng)
-    return replace(outcome, checks=(*pairs, *nearby, *outcome.checks), shares=shares)
+    return replace(outcome, checks=(*pairs, *nearby, *outcome.checks))
 
 
 def _nearby(
@@ -516,20 +487,15 @@ def _guesses(cohort: Cohort, dataset: TrajectoryDataset, groups: Ints | None) ->
 
 def _equal_anchors(
     samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
-) -> tuple[tuple[Check, Check], dict[str, float]]:
+) -> tuple[Check, Check]:
     person = np.flatnonzero(side != REFERENCE)
     rounded = np.round(np.concatenate((samples, anchors[person])), DECIMALS)
     pairs = np.unique(np.nan_to_num(rounded, nan=NOWHERE), axis=0, return_inverse=True)[1]
     ours, real = np.split(pairs.ravel(), [len(samples)])
     groups = draw_equal_groups(side, side != REFERENCE, rng)
     unique = singled_out(ours, real, person, side)
-    training = real[side[person] == TRAIN]
-    shares = {
-        "of_a_training_person": float(np.isin(ours, training).mean()),
-        "of_only_one_person": unique.train * len(training) / (len(real) - len(training)),
-    }
     repeated = _check("pairs", shared(ours, real, person, groups))
-    return (repeated, _check("pairs_of_one", unique)), shares
+    return repeated, _check("pairs_of_one", unique)
 
 
 def _known(anchors: Floats) -> Flags:
