@@ -158,7 +158,13 @@ class SeedFolder:
             defaults = load_run(preset=preset).simulate
             config = defaults.model_validate(merge(defaults.model_dump(), self.setup.city))
             write_city_folder(self.path / "city", config, self.seed, overwrite=True)
-            prepare(self.path / "city", out, preset=preset, overwrite=True)
+            prepare(
+                self.path / "city",
+                out,
+                preset=preset,
+                values={"min_people_per_place": 0},
+                overwrite=True,
+            )
 
         return compute_once(
             StepCache(self.path),
@@ -201,6 +207,7 @@ class SeedFolder:
         options = RegionsOptions(
             partition=job.partition if controlled else None,
             by=None if controlled else job.partition,
+            min_people=0,
             composition=census,
             features=job.features,
             shuffle_regions=job.shuffled,

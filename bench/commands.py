@@ -432,6 +432,21 @@ def disclosure(
     show(result, json, Table.from_records(rows, "disclosure").as_rich())
 
 
+@app.command("privacy")
+def privacy(
+    out: Folder,
+    seeds: Seeds = 1,
+    first_seed: FirstSeed = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what a least number of people per place and the rejection of copies cost."""
+    from bench import privacy as privacy_benchmark
+
+    result = privacy_benchmark.run(Experiment(out, seeds, first_seed, quiet))
+    show(result, json, Table.from_records(result["rows"], "privacy").as_rich())
+
+
 @app.command("speed")
 def speed(
     out: Out,

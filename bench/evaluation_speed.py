@@ -29,7 +29,9 @@ def rows(
     """Return a row for each grid: samples and floor against real people, with intervals."""
     tracker.step(0, "simulating")
     write_city_folder(scratch / "city", city_of(VISITS), seed)
-    prepare(scratch / "city", scratch / "dataset", preset="small")
+    prepare(
+        scratch / "city", scratch / "dataset", preset="small", values={"min_people_per_place": 0}
+    )
     table = []
     for number, cells in enumerate(CELLS):
         tracker.step(number + 1, f"{cells} x {cells} cells")

@@ -206,6 +206,7 @@ class _Survey:
         chosen = case.labelled and case.sample
         options = RegionsOptions(
             by=by,
+            min_people=0,
             composition=census if case.regions == CENSUS else None,
             features=(FEATURE,),
             straddle="uniform" if case.regions == CENSUS else "refuse",

@@ -171,7 +171,9 @@ class SeedPeople:
         with tempfile.TemporaryDirectory(prefix=".city-", dir=path.parent) as scratch:
             city = Path(scratch) / "city"
             write_city_folder(city, load_run(None, size).simulate, self.seed)
-            prepare(city, path, preset=size, values=split, overwrite=True)
+            prepare(
+                city, path, preset=size, values=split | {"min_people_per_place": 0}, overwrite=True
+            )
 
     @cached_property
     def train(self) -> Ints:
@@ -193,6 +195,7 @@ class SeedPeople:
         options = RegionsOptions(
             partition=case.partition,
             by=case.by,
+            min_people=0,
             features=case.features,
             mask=MASK,
             shuffle_regions=case.shuffled,

@@ -110,7 +110,12 @@ def _simulate(folder: Path, config: CityConfig, seed: int) -> int:
 
 
 def _with_duckdb(source: Path, out: Path) -> Cost:
-    prepare(source, out, preset="paper", values={"memory_limit": MEMORY_LIMIT})
+    prepare(
+        source,
+        out,
+        preset="paper",
+        values={"memory_limit": MEMORY_LIMIT, "min_people_per_place": 0},
+    )
     return Cost(time.process_time())
 
 
@@ -125,7 +130,7 @@ def _with_spark(source: Path, out: Path, master: str) -> Cost:
     started = time.perf_counter() - start
     try:
         partitions = session.read.parquet(str(source / "visits.parquet")).rdd.getNumPartitions()
-        prepare(source, out, preset="paper", engine="spark")
+        prepare(source, out, preset="paper", engine="spark", values={"min_people_per_place": 0})
         java_gb, cpu_seconds = _usage_of_children()
     finally:
         stop_spark_session(session)

@@ -43,6 +43,7 @@ GROUP_SPREAD = 0.2  # standard deviation of both between groups of the same leve
 DIARY = {
     "window": {"days": 1, "stride": 1},
     "quality": {"min_coverage": 0.0},
+    "min_people_per_place": 0,
     "anchors": {"infer": "never", "require_both": False},
 }
 CENTRE = (40.0, -100.0)  # latitude, longitude
@@ -171,7 +172,9 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
 
 
 def _regions(folder: Path) -> dict[str, Any]:
-    options = RegionsOptions(by="region", composition=folder / "census.parquet", features=("poi",))
+    options = RegionsOptions(
+        by="region", composition=folder / "census.parquet", features=("poi",), min_people=0
+    )
     regions, times = _timed(
         lambda: build_regions(folder / "dataset", folder / "regions", options, overwrite=True)
     )

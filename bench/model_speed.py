@@ -63,7 +63,12 @@ def rows(
 ) -> list[Row]:
     """Train both setups on the small city and measure them; needs a process of its own."""
     write_city_folder(scratch / "small-city", load_run(preset="small").simulate, seed)
-    prepare(scratch / "small-city", scratch / "small-dataset", preset="small")
+    prepare(
+        scratch / "small-city",
+        scratch / "small-dataset",
+        preset="small",
+        values={"min_people_per_place": 0},
+    )
     dataset = TrajectoryDataset.open(scratch / "small-dataset")
     job = _Job(dataset, _train(dataset, options, seed), samples, seed)
     memory_row = _memory_row(job)

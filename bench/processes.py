@@ -62,7 +62,12 @@ def rows(
 ) -> list[Row]:
     """Train and sample each family with one process and with two, on the small city."""
     write_city_folder(scratch / "small-city", load_run(preset="small").simulate, seed)
-    prepare(scratch / "small-city", scratch / "small-dataset", preset="small")
+    prepare(
+        scratch / "small-city",
+        scratch / "small-dataset",
+        preset="small",
+        values={"min_people_per_place": 0},
+    )
     table: list[Row] = []
     for number, each in enumerate(work):
         tracker.step(number / len(work), f"training {each.family}")

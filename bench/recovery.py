@@ -94,7 +94,12 @@ def simulate_people(out: Path, config: CityConfig, seed: int) -> CityPeople:
     """
     with tempfile.TemporaryDirectory(prefix=".city-", dir=out) as scratch:
         write_city_folder(Path(scratch) / "city", config, seed)
-        prepare(Path(scratch) / "city", Path(scratch) / "dataset", preset="small")
+        prepare(
+            Path(scratch) / "city",
+            Path(scratch) / "dataset",
+            preset="small",
+            values={"min_people_per_place": 0},
+        )
         return _read_people(TrajectoryDataset.open(Path(scratch) / "dataset"))
 
 

@@ -210,6 +210,7 @@ def _build_regions(
     regions_options = RegionsOptions(
         partition=case.partition,
         by=case.by,
+        min_people=0,
         composition=options.census if case.census else None,
         features=case.features,
         shuffle_regions=case.shuffled,

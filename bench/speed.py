@@ -200,7 +200,8 @@ def _bare_copy(source: Path, target: Path) -> None:
 
 
 def _prepare(source: Path, out: Path) -> int:
-    return prepare(source, out, preset="paper", values={"memory_limit": MEMORY_LIMIT}).windows.kept
+    values = {"memory_limit": MEMORY_LIMIT, "min_people_per_place": 0}
+    return prepare(source, out, preset="paper", values=values).windows.kept
 
 
 def _write_samples(dataset: Path, out: Path, seed: int) -> int:

@@ -35,6 +35,7 @@ from mobatlas.regions.composition import read_composition
 DIARY: dict[str, Any] = {
     "window": {"days": 1, "stride": 1},
     "quality": {"min_coverage": 0},
+    "min_people_per_place": 0,
     "anchors": {"require_both": False},
     "vocabulary_size": 2_000,
 }

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from mobatlas.config import PrepareConfig, RegionsConfig, RunConfig
 from mobatlas.data.prepare.engine import DuckDBEngine, Engine
+from mobatlas.regions.build import RegionsOptions
 
 settings.register_profile("mobatlas", deadline=None)  # a busy machine is not a bug
 settings.load_profile("mobatlas")
@@ -32,6 +34,20 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_privacy_defaults() -> None:
+    """Tests use datasets of a few people; `tests/test_privacy*.py` test the defaults."""
+    for section, name in (
+        (PrepareConfig, "min_people_per_place"),
+        (RegionsConfig, "min_people"),
+        (RunConfig, "audit"),
+    ):
+        section.model_fields[name].default = 0
+        section.model_rebuild(force=True)
+    *others, _ = RegionsOptions.__init__.__defaults__ or ()  # min_people is the last field
+    RegionsOptions.__init__.__defaults__ = (*others, 0)
 
 
 @pytest.fixture(scope="session")

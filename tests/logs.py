@@ -37,6 +37,7 @@ class Visit:
     departure: str | None = None
     lat: float = 40.0
     lon: float = -74.0
+    category: str = "shop"
 
     def row(self) -> dict[str, Any]:
         return {
@@ -44,7 +45,7 @@ class Visit:
             "poi_id": self.place,
             "lat": self.lat,
             "lon": self.lon,
-            "category": "home" if self.place == "home" else "shop",
+            "category": "home" if self.place == "home" else self.category,
             "arrival": datetime.fromisoformat(self.arrival),
             "departure": datetime.fromisoformat(self.departure) if self.departure else None,
             "is_home": self.place == "home",

@@ -158,8 +158,10 @@ def test_spark_writes_the_same_bytes_as_duckdb_on_the_simulated_city(
 ) -> None:
     write_city_folder(tmp_path / "city", CityConfig(users=150, days=14), seed=3)
     for engine in ("duckdb", "spark"):
-        prepare(tmp_path / "city", tmp_path / engine, preset="small", engine=engine)
-    assert json.loads((tmp_path / "spark" / "summary.json").read_text())["windows"]["kept"] > 300
+        rare = {"min_people_per_place": 10}
+        prepare(tmp_path / "city", tmp_path / engine, preset="small", engine=engine, values=rare)
+    summary = json.loads((tmp_path / "spark" / "summary.json").read_text())
+    assert summary["windows"]["kept"] > 300 and summary["rare_places"]["places"] > 0
     assert_same_folder(tmp_path / "duckdb", tmp_path / "spark")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -95,19 +96,20 @@ def test_the_command_ends_with_the_verdict_of_the_audit(finished: Path, tmp_path
     path = tmp_path / "run.yaml"
     shutil.copytree(finished, folder)
     path.write_text(yaml.safe_dump(VALUES))
-    verdict = json.loads((folder / "audit" / "hot16.json").read_text())["verdict"]
+    answer = json.loads((folder / "audit" / "hot16.json").read_text())["answer"]
     command = ["run", str(path), "--out", str(folder), "--quiet"]
     printed = CliRunner().invoke(app, command, catch_exceptions=False)
     assert printed.exit_code == 0
-    assert printed.stdout.splitlines()[-1] == f"privacy audit: hot16 {verdict}"
+    ending = " ".join(printed.stdout.split("report: ")[1].split("\n", 1)[1].split())
+    assert ending == f"hot16: {answer}"
+    report = (folder / "report.html").read_text()
+    assert escape(answer) in report.partition('aria-label="Summary"')[0]
     as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
-    assert json.loads(as_json.stdout)["audit"] == {"hot16": verdict}
+    assert json.loads(as_json.stdout)["regions"]["hot16"]["answer"] == answer
     path.write_text(yaml.safe_dump(VALUES | {"audit": False}))
     without_audit = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "privacy audit" not in without_audit.stdout
-    assert "audit" not in json.loads(
-        CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).stdout
-    )
+    assert "safe to share" not in without_audit.stdout
+    assert "was not audited" in (folder / "report.html").read_text()
 
 
 class _Page(HTMLParser):

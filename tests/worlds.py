@@ -50,9 +50,9 @@ class World:
     regions: Path  # hot16: one group is most of each region
 
 
-def keep(out: Path, generator: Generator, dataset: TrajectoryDataset) -> Path:
+def keep(out: Path, generator: Generator, dataset: TrajectoryDataset, family: str = FAMILY) -> Path:
     with new_folder(out, "model") as folder:
-        save_model(folder.path, generator, FAMILY)
+        save_model(folder.path, generator, family)
         folder.details["dataset"] = {
             "path": str(dataset.path),
             "hash": dataset.manifest.content_hash,

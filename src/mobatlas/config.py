@@ -28,6 +28,7 @@ from yaml.constructor import ConstructorError
 from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 
 DEFAULT_GENERATOR = "autoregressive"  # the family that benchmarks best
+MIN_PEOPLE = 10  # behind each place, region and group: the k of docs/privacy.md
 
 
 class Section(BaseModel):
@@ -141,6 +142,8 @@ class PrepareConfig(Section):
     anchors: AnchorConfig = AnchorConfig()
     split: SplitConfig = SplitConfig()
     vocabulary_size: int = Field(7_000, ge=1)  # POIs beyond the most frequent become OTHER
+    # POIs that fewer training people have visited become OTHER too; 0 keeps them.
+    min_people_per_place: int = Field(MIN_PEOPLE, ge=0)
     # Label columns of people, in order; None to recognise them by name.
     attributes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
     regions: tuple[str, ...] | None = None  # region columns; None to recognise them by name
@@ -212,6 +215,7 @@ class RegionsConfig(Section):
     labelled_sample: int | None = Field(None, ge=1)
     features: tuple[str, ...] | None = None
     mask: tuple[str, ...] = ()
+    min_people: int = Field(MIN_PEOPLE, ge=0)  # of a region and of a group
     # An age range of the composition that overlaps two groups is refused by default; "uniform"
     # spreads its people evenly over its years.
     straddle: Literal["refuse", "uniform"] | None = None
@@ -286,7 +290,7 @@ class RunConfig(Section):
     regions: dict[str, RegionsConfig] = {}
     strong: bool | None = None  # whether to train the labelled upper bound; None if labels exist
     samples: SamplesConfig = SamplesConfig()
-    audit: bool = False  # whether to audit the privacy of the samples
+    audit: bool = True  # whether to audit the privacy of the samples
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
     train: TrainConfig = TrainConfig()

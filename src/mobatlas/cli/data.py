@@ -27,6 +27,7 @@ from mobatlas.cli.options import (
     Level,
     Mask,
     MaxVisits,
+    MinPeople,
     NumbersFile,
     Out,
     Overwrite,
@@ -127,6 +128,14 @@ def prepare_command(
     ] = "plain",
     engine: Annotated[str, typer.Option("--engine", help="duckdb or spark.")] = "duckdb",
     rename: Rename = None,
+    min_people_per_place: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Places that fewer training people have visited become OTHER; 0 keeps all.  "
+            "[default: 10]",
+        ),
+    ] = None,
     config: Config = None,
     preset: Preset = None,
     assignments: Assignments = None,
@@ -139,6 +148,7 @@ def prepare_command(
     from mobatlas.report.console import summary_table
 
     values = load_values(config, preset).get("prepare", {})
+    fewest = min_people_per_place
     with track("preparing", STEPS, quiet) as tracker:
         summary = mobatlas.prepare(
             source,
@@ -148,6 +158,7 @@ def prepare_command(
                 values,
                 parse_assignments(assignments or []),
                 {"rename": parse_renames(rename or ())},
+                {} if fewest is None else {"min_people_per_place": fewest},
             ),
             engine=engine,
             overwrite=overwrite,
@@ -172,6 +183,7 @@ def regions(
     same_people: SamePeople = False,
     split_ages: SplitAges = False,
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
+    min_people: MinPeople = None,
     rounding: Rounding = 0.0,
     epsilon: Epsilon = None,
     max_visits: MaxVisits = None,
@@ -199,6 +211,7 @@ def regions(
         aggregates=aggregates,
         features=feature,
         mask=mask or (),
+        **({} if min_people is None else {"min_people": min_people}),
         shuffle_regions=shuffle_regions,
         same_people=same_people,
         straddle="uniform" if split_ages else "refuse",
@@ -357,7 +370,8 @@ def audit(
     samples: Annotated[
         Path,
         typer.Argument(
-            metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it."
+            metavar="SYNTHETIC",
+            help="A Parquet file of samples, as `generate` writes it, or a MODEL folder.",
         ),
     ],
     dataset: Annotated[
@@ -367,7 +381,7 @@ def audit(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what samples disclose about training people, with a verdict from green to red."""
+    """Measure what samples or a model disclose about training people: is it safe to share them?"""
     from mobatlas.evaluation.privacy.audit import STEPS
     from mobatlas.report.console import audit_table
 

@@ -30,6 +30,7 @@ from mobatlas.cli.options import (
     Precision,
     Preset,
     Quiet,
+    RejectCopies,
     Resume,
     Shard,
     SnapshotSteps,
@@ -168,6 +169,7 @@ def generate(
     anchors: Anchors = None,
     coarsen: Coarsen = None,
     calibrate: Calibrate = False,
+    reject_copies: RejectCopies = False,
     posterior: Posterior = False,
     draws: Draws = 20,
     dataset: DatasetOverride = None,
@@ -182,6 +184,7 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Sample trajectories into a Parquet file."""
+    from mobatlas.evaluation.privacy.audit import quick_answer
     from mobatlas.report.console import generated_table
     from mobatlas.sampling.chunks import Shard as Part
 
@@ -199,9 +202,11 @@ def generate(
         accelerator=accelerator,
         devices=devices,
         shard=shard,
+        reject_copies=reject_copies,
     )
     with track("generating", total, quiet) as tracker:
         result = mobatlas.generate(
             model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
     show(result.as_dict(), json, generated_table(result.as_dict()))
+    typer.echo(quick_answer(out, mobatlas.load_model(model, dataset).dataset, result.n), err=True)

@@ -136,6 +136,14 @@ Mask = Annotated[
     list[str] | None,
     typer.Option("--mask", help="A token to leave out: HOME, WORK or OTHER; may be repeated."),
 ]
+MinPeople = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Leave out or refuse regions with fewer people, and refuse groups with fewer; 0 "
+        "keeps all.  [default: 10]",
+    ),
+]
 ShuffleRegions = Annotated[
     bool,
     typer.Option("--shuffle-regions", help="Shuffle regions among people, as a negative control."),
@@ -298,6 +306,14 @@ Posterior = Annotated[
         "--posterior",
         help="Select samples so that group means are spread like the posterior: their error bars "
         "show in the samples. The column draw numbers the draws.",
+    ),
+]
+RejectCopies = Annotated[
+    bool,
+    typer.Option(
+        "--reject-copies",
+        help="Redraw samples that reproduce a long or rare training trajectory; samples that still "
+        "do after 5 attempts are left out.",
     ),
 ]
 Draws = Annotated[int, typer.Option(help="With --posterior: number of draws.")]

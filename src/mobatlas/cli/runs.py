@@ -1,8 +1,7 @@
 """Commands for a whole run: demo, init, run, report."""
 
-from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -25,6 +24,9 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import RegionsConfig, load_run, parse_assignments, parse_renames
 
+if TYPE_CHECKING:
+    from mobatlas.pipeline.run import RunResult
+
 app = typer.Typer()
 StartOver = Annotated[
     bool, typer.Option("--overwrite", help="Start over instead of resuming an interrupted run.")
@@ -40,10 +42,8 @@ def demo(
 ) -> None:
     """Simulate a city, train on it, and report how well its groups are recovered."""
     from mobatlas.pipeline.run import run_demo
-    from mobatlas.report.console import run_tables
 
-    result = run_demo(out, seed, quiet, overwrite=overwrite)
-    print_result(run_tables(result.folder, result.facts), Text(f"report: {result.report}"))
+    print_result(_printed(run_demo(out, seed, quiet, overwrite=overwrite)))
 
 
 @app.command()
@@ -115,7 +115,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run all steps from your tables to report.html; finished steps are not repeated."""
-    from mobatlas.report.console import check_table, costs_table, run_tables
+    from mobatlas.report.console import check_table, costs_table
 
     values = parse_assignments(assignments or [])
     if dry_run:
@@ -131,17 +131,15 @@ def run(
         quiet=quiet,
         values=values,
     )
-    lines = [f"report: {result.report}"]
-    facts = result.facts
-    verdicts = {
-        name: str(loads((result.folder / each["audit"]).read_text(encoding="utf-8"))["verdict"])
-        for name, each in facts["regions"].items()
-        if "audit" in each
-    }
-    if verdicts:
-        lines.append("privacy audit: " + ", ".join(map(" ".join, verdicts.items())))
-        facts = facts | {"audit": verdicts}
-    show(facts, json, Group(run_tables(result.folder, result.facts), *map(Text, lines)))
+    show(result.facts, json, _printed(result))
+
+
+def _printed(result: "RunResult") -> Group:
+    """The tables of a run, the path of its report, and whether its samples are safe to share."""
+    from mobatlas.report.console import answers, run_tables
+
+    lines = [f"report: {result.report}", *answers(result.facts)]
+    return Group(run_tables(result.folder, result.facts), *map(Text, lines))
 
 
 @app.command()

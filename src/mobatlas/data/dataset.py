@@ -40,6 +40,7 @@ from mobatlas.io.manifest import (
 
 KIND = "dataset"
 LABELS = "labels.parquet"
+VOCABULARY = "vocabulary.parquet"
 Int = TypeVar("Int", np.int32, np.int64)
 Tensor = Any  # torch.Tensor, or a numpy array in its place
 
@@ -88,7 +89,7 @@ class TrajectoryDataset:
         return cls(
             path=folder,
             manifest=manifest,
-            vocabulary=Vocabulary(read_parquet(folder / "vocabulary.parquet")),
+            vocabulary=Vocabulary(read_parquet(folder / VOCABULARY)),
             people=people,
             person=np.concatenate([batch["person"].to_numpy() for batch in batches]),
             window=np.concatenate([batch["window"].to_numpy() for batch in batches]),

@@ -40,6 +40,7 @@ from mobatlas.evaluation.evaluate import (
 )
 from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy.audit import audit
+from mobatlas.evaluation.privacy.measures import refuse_few_people
 from mobatlas.generators.protocol import Family, family_of
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import load_model
@@ -399,6 +400,7 @@ class Steps:
             aggregates=_only(tables, "aggregates"),
             features=source.features,
             mask=source.mask,
+            min_people=source.min_people,
             straddle=source.straddle or "refuse",
             rename=source.rename,
             group_tables=tables.get("group_tables", ()),
@@ -537,9 +539,22 @@ class Steps:
             "information": read_manifest(model, MODEL).details["report"]["information"],
             "diagnosis": regions.diagnosis.as_dict(),
         }
-        if self.config.audit:
-            chapter["audit"] = self.relative(self._audit(name, own))
+        if self._audited:
+            path = self._audit(name, own)
+            chapter["audit"] = self.relative(path)
+            chapter["answer"] = json.loads(path.read_text(encoding="utf-8"))["answer"]
         return chapter
+
+    @cached_property
+    def _audited(self) -> bool:
+        """Whether to audit; too few people are an error only where the user asked for an audit."""
+        if self.config.audit and "audit" not in self.config.model_fields_set:
+            try:
+                refuse_few_people(self.dataset)
+            except MobatlasError as error:
+                log.warning("no privacy audit: %s", error)
+                return False
+        return self.config.audit
 
     def _evaluation(
         self, name: str, samples: Mapping[str, Path], model: Path, regions: RegionsFolder

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mobatlas.config import MIN_PEOPLE
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import FIRST_POI, Floats, Ints
 from mobatlas.errors import MobatlasError, refuse_faults, suggestion
@@ -37,7 +38,7 @@ from mobatlas.regions.polygons import regions_of_homes
 from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map
 
 MAX_NOMINAL_CELLS = 100_000  # a larger nominal P is not written to the manifest
-MIN_PEOPLE = 2  # behind composition and aggregates: one person has no variance
+LEAST_PEOPLE = 2  # behind composition and aggregates: one person has no variance
 MAX_LISTED = 3  # regions that a warning names
 
 
@@ -97,6 +98,9 @@ class RegionsOptions:
     polygons
         A GeoJSON or GeoPackage file: regions are its polygons around homes, named by their
         property `by`.
+    min_people
+        Regions with fewer people behind composition or aggregates are left out, or refused where
+        a partition has them; groups with fewer are refused.
 
     Examples
     --------
@@ -124,6 +128,7 @@ class RegionsOptions:
     require_per: bool = False
     home_panel: Path | str | None = None
     polygons: Path | str | None = None
+    min_people: int = MIN_PEOPLE
 
     def __post_init__(self) -> None:
         sources = (self.partition, self.by, self.composition, self.aggregates)
@@ -152,10 +157,16 @@ class RegionsOptions:
             and self.by is None,
             "--home-panel needs --aggregates; remove it": self.home_panel is not None
             and self.aggregates is None,
+            f"--min-people {self.min_people}: give 0 or more": self.min_people < 0,
             f"--per {undescribed}: no table of aggregates or group table has this name (given: "
             f"{', '.join(sorted(tables)) or 'none'})": undescribed,
         }
         refuse_faults(faults)
+
+    @property
+    def least(self) -> int:
+        """The fewest people behind the composition or the aggregates of a region."""
+        return max(self.min_people, LEAST_PEOPLE)
 
     @property
     def census(self) -> Census | None:
@@ -193,7 +204,7 @@ def build_from_dataset(
     else:
         built = _from_tables(dataset, options, seed)
     where = "the labels" if options.census is None else options.census.path
-    built.regions.composition.refuse_absent_groups(where)
+    built.regions.composition.refuse_small_groups(where, options.min_people)
     if options.census is not None and not options.shuffle_regions:
         built = _with_panel(built)
     return _with_evidence(dataset, built, options, seed)
@@ -248,6 +259,7 @@ def _from_partition(
         labelled = [members[labels[members] >= 0] for members in splits.values()]
         region = shuffle_people(region, labelled, seed)
     counted = restrict(region, train)
+    _refuse_small_regions(name, counted, nominal, options.min_people)
     assigned = int(np.count_nonzero(counted >= 0))
     population = _population(dataset, maps, labels, groups, splits["train"])
     details = {
@@ -306,10 +318,12 @@ def _from_column(
     else:
         separation = "same people" if options.same_people else "disjoint halves"
         composition, usable, counted = _split_people(dataset, options, train, names, seed)
-    rows = np.flatnonzero(region_sizes(counted, len(names))[usable] >= MIN_PEOPLE)
+    rows = np.flatnonzero(region_sizes(counted, len(names))[usable] >= options.least)
     if not len(rows):
         raise _no_region(options)
     remaining, number = renumber(names, usable[rows])
+    in_census = names if options.census is None else composition.regions
+    warnings += _small_warning(sorted({*in_census} - {*remaining}), by, options.least)
     details = {
         "source": "by",
         "by": by,
@@ -354,7 +368,15 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             "choose another --feature"
         )
     row = match_regions(v.regions, p.regions, f"{published.name} and {census.name}", notes)
-    keep = np.flatnonzero(row >= 0)
+    people = p.n[row] if v.pooled else np.minimum(p.n[row], v.n)
+    is_small = (row >= 0) & (people < options.min_people)
+    small = [v.regions[number] for number in np.flatnonzero(is_small).tolist()]
+    keep = np.flatnonzero((row >= 0) & ~is_small)
+    if small and not len(keep):
+        raise MobatlasError(
+            f"{published}: every region has fewer than {options.min_people} people; give larger "
+            "regions, or lower --min-people"
+        )
     if not len(keep):
         raise MobatlasError(
             f"{census.path} and {published}: no region in common ('{p.regions[0]}' in one, "
@@ -385,6 +407,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             *_unmatched_warning(
                 only_in_aggregates, published.name, census.name, only_in_census or p.regions
             ),
+            *_small_warning(small, published.name, options.min_people),
             *compare_with_dataset(
                 published, (aggregates, days), dataset, options.mask, options.require_per
             ),
@@ -497,7 +520,7 @@ def _split_people(
         first = first_half(dataset, seed)
         with_labels = restrict(with_labels, np.flatnonzero(first))
         counted = restrict(train, np.flatnonzero(~first))
-    usable = np.flatnonzero(region_sizes(with_labels, len(names)) >= MIN_PEOPLE)
+    usable = np.flatnonzero(region_sizes(with_labels, len(names)) >= options.least)
     if not len(usable):
         raise _no_region(options)
     remaining, number = renumber(names, usable)
@@ -505,12 +528,40 @@ def _split_people(
 
 
 def _no_region(options: RegionsOptions) -> MobatlasError:
-    lack = f"has {MIN_PEOPLE} people for composition and {MIN_PEOPLE} for aggregates"
+    lack = f"has {options.least} people for composition and {options.least} for aggregates"
     if options.census is not None:
-        lack = f"of {options.census.path} has {MIN_PEOPLE} people"
+        lack = f"of {options.census.path} has {options.least} people"
     return MobatlasError(
-        f"--by {options.by}: no region {lack}; choose a coarser column or check its ids"
+        f"--by {options.by}: no region {lack}; choose a coarser column, check its ids, or lower "
+        "--min-people"
     )
+
+
+def _refuse_small_regions(name: str, region: Ints, nominal: Composition, fewest: int) -> None:
+    sizes = region_sizes(region, len(nominal.regions))
+    smallest = int(sizes.argmin())
+    if sizes[smallest] < fewest:
+        raise MobatlasError(
+            f"--partition {name}: region '{nominal.regions[smallest]}' would have "
+            f"{sizes[smallest]} people, fewer than {fewest}; choose a partition with fewer "
+            "regions, use more data, or lower --min-people"
+        )
+
+
+def _small_warning(regions: Sequence[str], source: str, fewest: int) -> list[str]:
+    """A warning about regions with few people, which are left out."""
+    if not regions:
+        return []
+    return [
+        f"regions of {source} with fewer than {fewest} people are left out: {_listed(regions)}; "
+        "merge them with their neighbours, or lower --min-people"
+    ]
+
+
+def _listed(regions: Sequence[str]) -> str:
+    """How many regions there are, and the names of the first."""
+    names = ", ".join(f"'{name}'" for name in regions[:MAX_LISTED])
+    return f"{len(regions):,} ({names}{', ...' if len(regions) > MAX_LISTED else ''})"
 
 
 def _population(

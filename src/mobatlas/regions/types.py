@@ -48,13 +48,21 @@ class Composition:
         """The groups that no region has."""
         return [self.groups.names[group] for group in np.flatnonzero(self.shares.sum(0) == 0)]
 
-    def refuse_absent_groups(self, where: Path | str) -> None:
-        """Refuse a composition with a group of no people: nothing can be learnt about it."""
+    def refuse_small_groups(self, where: Path | str, fewest: int = 0) -> None:
+        """Refuse groups of no people, which cannot be learnt, and of fewer than `fewest`."""
         absent = "' or '".join(self.absent_groups)
         if absent:
             raise MobatlasError(
                 f"{where}: no region has people of group '{absent}'; "
                 "merge it with another group, or add the missing part of the table"
+            )
+        # exact shares, without people behind them, have infinite n
+        people = np.round(np.nan_to_num(self.n, posinf=1e300) @ self.shares, 6)
+        for group in np.flatnonzero(people < fewest).tolist():
+            raise MobatlasError(
+                f"{where}: group '{self.groups.names[group]}' has {people[group]:.0f} people in "
+                f"all regions, fewer than {fewest}; merge it with another group, such as by "
+                "coarser bins of `prepare`, or lower --min-people"
             )
 
     def select(self, rows: Ints) -> Self:

@@ -65,11 +65,16 @@ def summary_table(summary: Mapping[str, Any], out: Path) -> RenderableType:
 def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     windows = summary["windows"]
     users = sum(counts["users"] for counts in summary["splits"].values())
+    rare = summary["rare_places"]
     known = summary["users_in_people"]
     in_people = "" if known is None else f"; {known:,} are in the people table"
+    became_other = (
+        f"; {rare['places']:,} have fewer than {rare['min_people']} visitors and became OTHER, "
+        f"with {rare['share_of_visits']:.1%} of their visits"
+    )
     lines = [
         f"visits: {summary['visits']['rows']:,} read; dropped: {_dropped_visits(summary)}; "
-        f"POIs: {summary['pois']:,}",
+        f"POIs: {summary['pois']:,}{became_other if rare['places'] else ''}",
         f"users: {summary['users']:,}; {users:,} have a trajectory{in_people}",
         f"windows: {windows['kept']:,} used; dropped: {_dropped_windows(summary)}",
     ]
@@ -413,8 +418,8 @@ def audit_table(audit: Audit) -> RenderableType:
     lines = [
         checks.note,
         f"compared: {people['train']:,} training people with {people['test']:,} held-out people; "
-        f"the attacker knows {people['val']:,} others; distances between "
-        f"{compared['samples']:,} samples and {compared['people']:,} people",
+        f"the attacker knows {people['val']:,} others; {compared['samples']:,} samples and "
+        f"{compared['people']:,} people were compared with each other",
         *(
             f"{check.spec.title}: {check.verdict}, {check.explanation}"
             for check in audit.checks
@@ -424,7 +429,17 @@ def audit_table(audit: Audit) -> RenderableType:
         *audit.advice,
     ]
     verdict = Text.assemble("verdict: ", (audit.verdict, STYLES.get(audit.verdict, "bold")))
-    return Group(checks.as_rich(), attacks_table(audit).as_rich(), _lines(lines), verdict)
+    attacks = attacks_table(audit).as_rich()
+    return Group(checks.as_rich(), attacks, _lines(lines), verdict, Text(audit.answer))
+
+
+def answers(facts: Mapping[str, Any]) -> list[str]:
+    """Whether the samples of a run are safe to share, in a sentence for each kind of regions."""
+    return [
+        f"{name}: {chapter['answer']}"
+        for name, chapter in facts["regions"].items()
+        if "answer" in chapter
+    ]
 
 
 def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:

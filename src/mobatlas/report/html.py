@@ -26,7 +26,7 @@ from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import REAL, Chart, Series, View, Views, line_chart
-from mobatlas.report.console import compared_people, distinguished, summarise
+from mobatlas.report.console import answers, compared_people, distinguished, summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
 from mobatlas.supervision.evidence import describe_informed
 from mobatlas.supervision.store import CURVE as VALIDATIONS
@@ -217,6 +217,14 @@ class _Page:
     @cached_property
     def chapters(self) -> list[Chapter]:
         return [self._chapter(name, facts) for name, facts in self.facts["regions"].items()]
+
+    @property
+    def answers(self) -> list[str]:
+        """Whether the samples are safe to share."""
+        return answers(self.facts) or [
+            "The privacy of these samples was not audited: do not share them before "
+            "`mobatlas audit` says that it is safe."
+        ]
 
     @property
     def summary(self) -> list[str]:

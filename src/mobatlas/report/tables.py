@@ -315,7 +315,8 @@ def checks_table(audit: Mapping[str, Any], *, limits: bool = True) -> Table:
     ]
     columns = ("check", "train", "held-out", "measured", "low", "high", *shown, "verdict")
     formats = {"train": ".1%", "held-out": ".1%", AMBER: ".2f", RED: ".2f"}
-    caption = f"Privacy of {audit['trajectories']:,} samples: {audit['verdict']}."
+    subject = f"{audit['trajectories']:,} samples" if audit["trajectories"] else "the model"
+    caption = f"Privacy of {subject}: {audit['verdict']}."
     return Table(columns, tuple(rows), caption, formats, AUDIT_NOTE)
 
 

@@ -17,9 +17,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -29,15 +29,17 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from mobatlas.config import Coarsening
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.samples import to_rows
-from mobatlas.data.types import EARTH_KM, Floats, Ints
+from mobatlas.data.types import EARTH_KM, Flags, Floats, Ints
 from mobatlas.errors import MobatlasError, log
 from mobatlas.generators.protocol import UNKNOWN, draw_rows, uniforms
 from mobatlas.generators.store import Model, load_model
+from mobatlas.sampling.copies import ATTEMPTS, find_copies, redraw_seed
 from mobatlas.supervision.calibration import (
     BLOCK,
     PIECE,
@@ -90,6 +92,9 @@ class SampleRequest:
         "3/8" writes the third of eight parts. Trajectories are numbered over all parts.
     chunk
         Tiles of the generator that are sampled at a time; by default about a second of work.
+    reject_copies
+        Redraw samples that reproduce a long or rare training trajectory. After a few attempts they
+        are left out. Needs the dataset.
 
     Examples
     --------
@@ -110,6 +115,7 @@ class SampleRequest:
     devices: int = 1
     shard: str | None = None
     chunk: int | None = None
+    reject_copies: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,7 @@ class Plan:
     draws: int = 0  # from the posterior; 0: the samples of a group aim at the same means
     posterior: dict[str, Any] | None = None  # facts about the draws, for the metadata
     tiles: int | None = None  # of the generator that are sampled at a time
+    protected: frozenset[bytes] | None = None  # hashes of trajectories that no sample may copy
 
 
 def coarsen_anchors(anchors: Floats, coarsening: Coarsening, secret: Floats) -> Floats:
@@ -258,6 +265,12 @@ class Chunk:
     n: int
     candidates: int
     peak_gb: float  # of the process
+    rejected: int = 0  # copies of training trajectories, each time that one was drawn
+    left_out: int = 0  # still copies after the last attempt
+
+
+Drawn = tuple[Trajectories, Ints, int]  # samples, the group of each, candidates
+Draw = Callable[[Part, int, int], Drawn]
 
 
 class ChunkSampler:
@@ -292,7 +305,12 @@ class ChunkSampler:
     def sample(self, task: Task) -> Chunk:
         """The rows of a chunk."""
         draw = self._from_population if self.plan.form == POPULATION else self._from_people
-        samples, groups, candidates = draw(*task)
+        drawn = draw(*task)
+        copies = np.zeros(task.stop - task.start, dtype=bool)
+        rejected = 0
+        if self.plan.protected is not None:
+            drawn, copies, rejected = self._redraw_copies(draw, task, drawn, self.plan.protected)
+        samples, groups, candidates = drawn
         names = [self.plan.people.names[code] if code != UNKNOWN else None for code in groups]
         rows = to_rows(
             samples,
@@ -302,13 +320,36 @@ class ChunkSampler:
             self.model.generator.vocabulary,
             self._draws(task.start, task.stop),
         )
-        return Chunk(rows, task.stop - task.start, candidates, peak_gb())
+        if copies.any():  # their numbers are missing in the file
+            numbers = task.part.first + task.start + np.flatnonzero(copies)
+            rows = rows.filter(pc.invert(pc.is_in(rows["trajectory"], pa.array(numbers))))
+        left_out = int(copies.sum())
+        return Chunk(rows, len(copies) - left_out, candidates, peak_gb(), rejected, left_out)
+
+    def _redraw_copies(
+        self, draw: Draw, task: Task, drawn: Drawn, protected: frozenset[bytes]
+    ) -> tuple[Drawn, Flags, int]:
+        """Redraw samples that copy a training trajectory; also which ones still do, and rejects."""
+        samples, groups, candidates = drawn
+        rejected = 0
+        for attempt in range(ATTEMPTS):
+            copies = find_copies(samples, protected)
+            if not copies.any():
+                break
+            rejected += int(copies.sum())
+            part = replace(task.part, seed=redraw_seed(task.part.seed, attempt))
+            others, groups_of_others, more = draw(part, task.start, task.stop)
+            rows = np.arange(len(copies)) + len(copies) * copies
+            samples = Trajectories.joined([samples, others]).take(rows)
+            groups = np.where(copies, groups_of_others, groups)
+            candidates += more
+        return (samples, groups, candidates), find_copies(samples, protected), rejected
 
     def _draws(self, start: int, stop: int) -> Ints | None:
         """The posterior draw of each sample; None without draws."""
         return np.arange(start, stop) % self.plan.draws if self.plan.draws else None
 
-    def _from_population(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
+    def _from_population(self, part: Part, start: int, stop: int) -> Drawn:
         """Calibrated samples of one group with anchors of the population."""
         assert self._sampler is not None and part.shares is not None
         size = stop - start
@@ -329,7 +370,7 @@ class ChunkSampler:
             samples = samples.take(np.argsort(np.concatenate(rows)))
         return samples, np.full(size, group, dtype=np.int64), sum(each.drawn for each in accepted)
 
-    def _from_people(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
+    def _from_people(self, part: Part, start: int, stop: int) -> Drawn:
         """Samples for the plan's people, calibrated or not."""
         size = stop - start
         draws = uniforms(part.seed, start, stop, DRAW_STREAM)  # (size, 4)

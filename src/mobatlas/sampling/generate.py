@@ -7,7 +7,7 @@ read.
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from mobatlas.sampling.chunks import (
     coarsen_anchors,
     sample_chunks,
 )
+from mobatlas.sampling.copies import ATTEMPTS, protected_trajectories
 from mobatlas.supervision.calibration import Weighting
 from mobatlas.supervision.store import (
     informed_features,
@@ -84,6 +85,7 @@ class Generated:
     acceptance_rate: float | None = None  # of candidates, if samples were calibrated
     calibration: dict[str, Any] | None = None  # its form, and distances to the estimated means
     posterior: dict[str, Any] | None = None  # draws, and the share of their spread that is reached
+    copies: dict[str, int] | None = None  # of training trajectories: rejected and left out
     informed: dict[str, Any] | None = None  # what the evidence informs; see `informed_features`
 
     def as_dict(self) -> dict[str, Any]:
@@ -163,6 +165,12 @@ def _write(
     with sample_chunks(sampler, tasks, device, request.devices) as chunks:
         tokens = write_parquet(path, schema.with_metadata({METADATA: metadata}), tally.rows(chunks))
     seconds = time.perf_counter() - start
+    if tally.copies["left_out"]:
+        log.warning(
+            "%s samples still reproduced a training trajectory after %d attempts and were left out",
+            f"{tally.copies['left_out']:,}",
+            ATTEMPTS,
+        )
     has_calibration = plan.calibration is not None and tally.candidates > 0  # not an empty shard
     return Generated(
         path=str(path),
@@ -176,6 +184,7 @@ def _write(
         acceptance_rate=tally.n / tally.candidates if has_calibration else None,
         calibration=_calibration_report(plan) if has_calibration else None,
         posterior=facts[0]["posterior"],
+        copies=tally.copies if request.reject_copies else None,
         informed=facts[0]["informed"],
     )
 
@@ -255,6 +264,9 @@ def _plan(
         form=form,
         calibration=load_sampler(model, _Calibrating(tracker)).calibration if form else None,
         tiles=request.chunk,
+        protected=protected_trajectories(model.open_dataset(), model.generator.max_length)
+        if request.reject_copies
+        else None,
     )
     return _spread_over_draws(model, plan, request, tracker) if request.posterior else plan
 
@@ -392,6 +404,7 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         "model": model.manifest.content_hash,
         "n": plan.n,
         "region": request.region,
+        "reject_copies": request.reject_copies,
         "coarsen": plan.coarsening and str(plan.coarsening),
         "calibrated": plan.form,
         "posterior": plan.posterior,
@@ -454,11 +467,14 @@ class _Tally:
     n: int = 0
     candidates: int = 0
     peak_gb: float = 0.0
+    copies: dict[str, int] = field(default_factory=lambda: {"rejected": 0, "left_out": 0})
 
     def rows(self, chunks: Iterator[Chunk]) -> Iterator[pa.RecordBatch]:
         for chunk in chunks:
             yield chunk.rows
             self.n += chunk.n
             self.candidates += chunk.candidates
+            self.copies["rejected"] += chunk.rejected
+            self.copies["left_out"] += chunk.left_out
             self.peak_gb = max(self.peak_gb, chunk.peak_gb)
             self.tracker.step(self.n * self.weight)

@@ -348,7 +348,7 @@ def _check_regions(folder: Path, regions: Regions) -> None:
             "`mobatlas regions`": not np.nan_to_num(values).any(),
         }
     )
-    regions.composition.refuse_absent_groups(folder)
+    regions.composition.refuse_small_groups(folder)
 
 
 def _without_suppressed(regions: Regions, known: Ints) -> tuple[Regions, list[str]]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 from ibis import ir
 
 from mobatlas.config import PrepareConfig, build, merge, preset_values
-from mobatlas.data.dataset import KIND, LABELS
+from mobatlas.data.dataset import KIND, LABELS, VOCABULARY
 from mobatlas.data.prepare import steps
 from mobatlas.data.prepare.canonical import RowCounts, canonical_visits, check_rows
 from mobatlas.data.prepare.engine import Engine, one, open_engine
@@ -31,6 +32,7 @@ from mobatlas.data.prepare.plausibility import (
     check_copies,
     check_days,
     check_homes,
+    check_place_names,
     check_visits,
 )
 from mobatlas.data.prepare.sequences import SplitCounts, write_sequences
@@ -54,6 +56,7 @@ from mobatlas.progress import SILENT, Tracker
 
 STEPS = 7
 MANY_LEVELS = 12  # of an attribute; more are mentioned in the summary
+MANY_RARE = 0.1  # of visits at places with few visitors; a warning
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,15 @@ class WindowCounts:
 
     kept: int
     dropped: dict[str, int]  # windows by the first reason that applies
+
+
+@dataclass(frozen=True)
+class RarePlaces:
+    """Places that became OTHER because fewer than `min_people` training people visited them."""
+
+    min_people: int
+    places: int
+    share_of_visits: float  # of the visits of training people to places
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,8 @@ class Summary:
         Distinct places that are neither home nor work of the visitor.
     splits
         Counts of `train`, `val` and `test`.
+    rare
+        Places with too few visitors among training people, which became OTHER.
     inferred
         Anchors (`home`, `work`) that were inferred because the source has none.
     columns
@@ -91,9 +105,11 @@ class Summary:
     notes
         Sentences about how the source was read.
     warnings
-        Sentences about rows that look wrong.
+        Sentences about rows that look wrong. `as_dict()` has no id of a person.
     share
         The share of the source that was read; less than 1 for a check of a large source.
+    named
+        The people whose ids notes and warnings quote, as files name them.
 
     Examples
     --------
@@ -108,26 +124,34 @@ class Summary:
     windows: WindowCounts
     pois: int
     splits: Mapping[str, SplitCounts]
+    rare: RarePlaces
     inferred: tuple[str, ...] = ()
     columns: PeopleColumns = field(default_factory=PeopleColumns)
     users_in_people: int | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     share: float = 1.0
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    def _without_ids(self, sentence: str) -> str:
+        for user_id, description in self.named.items():
+            sentence = sentence.replace(f"'{user_id}'", description)
+        return sentence
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return plain values for JSON, without the ids of people."""
         return {
             "visits": asdict(self.rows) | {"duplicates": self.duplicates},
             "users": self.users,
             "users_in_people": self.users_in_people,
             "pois": self.pois,
+            "rare_places": asdict(self.rare),
             "windows": {"kept": self.windows.kept, "fell": self.windows.dropped},
             "splits": {name: counts.as_dict() for name, counts in self.splits.items()},
             "inferred_anchors": list(self.inferred),
             "people_columns": {key: list(names) for key, names in asdict(self.columns).items()},
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
+            "notes": [self._without_ids(note) for note in self.notes],
+            "warnings": [self._without_ids(warning) for warning in self.warnings],
         }
 
 
@@ -263,7 +287,7 @@ def _run(
     config = observed.config
 
     tracker.step(3, "vocabulary")
-    tokens = _write_vocabulary(observed, source, engine, config, folder)
+    tokens, rare = _write_vocabulary(observed, source, engine, config, folder)
 
     tracker.step(4, "days")
     split = steps.split_at_midnights(steps.tokenise(observed.visits, tokens))
@@ -290,6 +314,13 @@ def _run(
     pieces_of_windows = steps.assemble(steps.in_windows(pieces, origins, config.window), kept)
     batches = engine.sorted_batches(pieces_of_windows, steps.IN_ORDER)
     visits_to_pois = observed.visits.filter(~observed.visits.home & ~observed.visits.work)
+    notes = (*source.notes, *observed.notes, *_many_levels(groups))
+    warnings = (
+        *observed.warnings,
+        *_many_rare_places(rare, source.where),
+        *check_place_names(folder / VOCABULARY, observed.users, engine),
+        *check_days(days, observed.users, source.where, config.window.days, engine),
+    )
     summary = Summary(
         rows=observed.counts,
         duplicates=observed.duplicates,
@@ -297,14 +328,13 @@ def _run(
         windows=counts,
         pois=int(one(engine, visits_to_pois.aggregate(n=visits_to_pois.poi.nunique()))["n"]),
         splits=write_sequences(folder, batches, people),
+        rare=rare,
         inferred=observed.inferred,
         columns=columns,
         users_in_people=observed.in_people,
-        notes=(*source.notes, *observed.notes, *_many_levels(groups)),
-        warnings=(
-            *observed.warnings,
-            *check_days(days, observed.users, source.where, config.window.days, engine),
-        ),
+        notes=notes,
+        warnings=warnings,
+        named=_people_named(" ".join((*notes, *warnings)), observed.users, source, engine),
     )
     return summary, groups, config
 
@@ -382,12 +412,18 @@ def _for_check_ins(config: PrepareConfig) -> tuple[PrepareConfig, tuple[str, ...
 
 def _write_vocabulary(
     observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path
-) -> ir.Table:
-    """Write vocabulary.parquet; returns the token of each POI number."""
+) -> tuple[ir.Table, RarePlaces]:
+    """Write vocabulary.parquet; returns the token of each POI number, and what became OTHER."""
     users = observed.users
     training = users.filter((users.split == "train") & users.eligible)
     visits = observed.visits.semi_join(training, "user")
-    ranked = steps.most_frequent(visits, observed.places, config.vocabulary_size)
+    fewest = config.min_people_per_place
+    counted = engine.stage(steps.count_visitors(visits, fewest), "visitors")
+    totals = {"visits": counted.visits.sum(), "places": counted.rare.cast("int64").sum()}
+    totals["lost"] = ibis.ifelse(counted.rare, counted.visits, 0).sum()
+    facts = {name: int(n or 0) for name, n in one(engine, counted.aggregate(**totals)).items()}
+    rare = RarePlaces(fewest, facts["places"], facts["lost"] / max(1, facts["visits"]))
+    ranked = steps.most_frequent(counted, observed.places, config.vocabulary_size)
     frequent = engine.stage(ranked, "frequent")
     categories = steps.modal_categories(observed.rows, frequent)
     described = frequent.left_join(categories, "poi_id").select(
@@ -397,10 +433,33 @@ def _write_vocabulary(
         described = _with_poi_table(described, source.pois, source.pois_where, engine)
     ordered = described.order_by([described.visits.desc(), described.poi_id])
     vocabulary = build_vocabulary(engine.collect(ordered)).table
-    path = folder / "vocabulary.parquet"
+    path = folder / VOCABULARY
     write_parquet(path, VOCABULARY_SCHEMA, vocabulary.to_batches())
     tokens = engine.read(path).filter(lambda table: table.token >= FIRST_POI)
-    return tokens.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
+    return tokens.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token"), rare
+
+
+def _many_rare_places(rare: RarePlaces, where: str) -> Iterator[str]:
+    if rare.share_of_visits > MANY_RARE:
+        yield (
+            f"{where}: {rare.share_of_visits:.0%} of the visits to places became OTHER, because "
+            f"{rare.places:,} places have fewer than {rare.min_people} visitors among training "
+            "people; use coarser places, or lower --min-people-per-place (0 keeps all places)"
+        )
+
+
+def _people_named(text: str, users: ir.Table, source: Source, engine: Engine) -> dict[str, str]:
+    """The people whose ids are quoted in a text, and how files name them."""
+    marks = [mark.start() for mark in re.finditer("'", text)]
+    quoted = sorted({text[start + 1 : end] for start, end in combinations(marks, 2)})
+    found = users.filter(users.user_id.isin(quoted)).select("user_id", "user").order_by("user")
+    rows = engine.collect(found).to_pylist() if quoted else []
+    named = {row["user_id"]: f"number {row['user'] + 1} in the order of user_id" for row in rows}
+    if quoted and source.people is not None:
+        ids = source.people.select(user_id=as_text(source.people.user_id))
+        others = engine.collect(ids.filter(ids.user_id.isin(quoted)))["user_id"].to_pylist()
+        named = dict.fromkeys(others, "someone in the people table") | named
+    return named
 
 
 def _with_poi_table(places: ir.Table, pois: ir.Table, where: str, engine: Engine) -> ir.Table:

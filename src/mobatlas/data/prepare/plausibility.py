@@ -4,16 +4,19 @@ The engine counts: one query over all visits, and small ones over people and day
 fails asks for an example.
 """
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import ibis
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from ibis import ir
 
 from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.prepare.steps import HOUR
-from mobatlas.data.types import DAY, Flags, Floats
+from mobatlas.data.types import DAY, FIRST_POI, Flags, Floats
 from mobatlas.errors import MobatlasError
 
 CELL = 2  # degrees
@@ -27,6 +30,8 @@ QUIET_START = 1
 QUIET_HOURS = 6
 MAX_SHIFT = 4
 MIN_VISITS = 500  # fewer say little about hours
+SHORT_ID = re.compile(r"\d{0,5}|\D")  # coincides with other names by chance
+WORDS = "words.parquet"
 # What may have happened to coordinates; each undoes itself.
 MIRRORS: dict[str, Callable[[Floats, Floats], tuple[Floats, Floats]]] = {
     "latitude and longitude are swapped": lambda lat, lon: (lon, lat),
@@ -163,6 +168,28 @@ def check_homes(people: ir.Table, cells: pa.Table, where: str, engine: Engine) -
         counted = engine.collect(keyed.group_by("cell").aggregate(rows=keyed.count()))
         subject = f"{where}: the {name} places of {{}} people"
         yield from _misplaced(counted, _centres(cells), rows, subject, engine)
+
+
+def check_place_names(path: Path, users: ir.Table, engine: Engine) -> Iterator[str]:
+    """Warn if places of the vocabulary are named after people: models and samples have the names.
+
+    Short numbers do not count, because ids of people and of places coincide by chance.
+    """
+    vocabulary = pq.read_table(path, columns=["poi_id", "category"]).slice(FIRST_POI)
+    for column in vocabulary.column_names:
+        texts = [text or "" for text in vocabulary[column].to_pylist()]
+        words = [{text, *re.split(r"[^\w-]+|_", text)} for text in texts]
+        distinct = sorted(word for word in set().union(*words) if not SHORT_ID.fullmatch(word))
+        pq.write_table(pa.table({"word": pa.array(distinct, pa.string())}), engine.work / WORDS)
+        ids = engine.read(engine.work / WORDS)
+        found = set(engine.collect(ids.semi_join(users, ids.word == users.user_id))[0].to_pylist())
+        rows = [row for row, each in enumerate(words, FIRST_POI + 1) if found & each]
+        if rows:
+            yield (
+                f"{path.name}: column '{column}' has the user_id of a person in {len(rows):,} of "
+                f"{len(words):,} places (the first in row {rows[0]:,}); rename these places, "
+                "because models and samples contain their names"
+            )
 
 
 def check_days(

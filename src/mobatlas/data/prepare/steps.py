@@ -298,11 +298,19 @@ def assemble(pieces: ir.Table, kept: ir.Table) -> ir.Table:
     )
 
 
-def most_frequent(visits: ir.Table, places: ir.Table, size: int) -> ir.Table:
-    """The POIs with most of these visits, with coordinates; ties are broken by id."""
+def count_visitors(visits: ir.Table, fewest: int) -> ir.Table:
+    """The visits of each POI, and whether it is rare: visited by fewer people than `fewest`."""
     of_pois = visits.filter(~visits.home & ~visits.work)
-    counted = of_pois.group_by("poi").aggregate(visits=of_pois.count())
-    frequent = counted.order_by([counted.visits.desc(), counted.poi]).limit(size)
+    counted = of_pois.group_by("poi").aggregate(
+        visits=of_pois.count(), people=of_pois.user.nunique()
+    )
+    return counted.select("poi", "visits", rare=counted.people < fewest)
+
+
+def most_frequent(counted: ir.Table, places: ir.Table, size: int) -> ir.Table:
+    """The POIs with most visits that are not rare, with coordinates; ties are broken by id."""
+    known = counted.filter(~counted.rare)
+    frequent = known.order_by([known.visits.desc(), known.poi]).limit(size)
     return frequent.join(places, "poi").select("poi", "poi_id", "visits", "lat", "lon")
 
 

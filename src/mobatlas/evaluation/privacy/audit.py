@@ -1,4 +1,4 @@
-"""The privacy audit of a file of samples: memorisation, membership inference, homes and workplaces.
+"""The privacy audit of samples or of a model: what do they disclose about training people?
 
 Every check compares training people with people that the model never saw: matches with those
 are chance. A check is judged by its 95 % interval. It is amber or red if the lower end is
@@ -6,40 +6,44 @@ above the limit, and green if the upper end is at most the red limit. Otherwise 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.types import OTHER, Flags, Floats, Ints
-from mobatlas.evaluation.comparison import Interval
+from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.comparison import Interval, labelled_groups
 from mobatlas.evaluation.privacy.measures import (
     FEWEST,
     GRAM,
     HELD_OUT,
     RARE,
     REFERENCE,
-    SPLITS,
     TRAIN,
     Attack,
     Cohort,
-    EqualGroups,
     Excess,
     SampleDistances,
     anchor_scores,
     attacks,
+    better_guesses,
     closer,
     draw_equal_groups,
+    guessed_groups,
     infer,
+    log_likelihood,
     measure_distances,
     rare_places,
     shared,
+    shared_nearby,
     singled_out,
     trajectory_scores,
 )
+from mobatlas.generators.store import load_model
 from mobatlas.progress import SILENT, Tracker
 
 GREEN = "green"
@@ -50,22 +54,34 @@ UNTESTED = "not tested"
 MEMORISATION = "memorisation"
 MEMBERSHIP = "membership"
 ANCHORS = "anchors"
+GROUPS = "groups"
+QUESTION = "Are these files safe to share?"
+FINDINGS = {
+    MEMORISATION: "repeat trajectories of training people",
+    MEMBERSHIP: "reveal who is in the dataset",
+    ANCHORS: "show homes or workplaces of training people",
+    GROUPS: "reveal the groups of training people",
+}
 ADVICE = {
     MEMORISATION: "train on more people, train for fewer steps, or keep fewer places "
     "(mobatlas prepare --set vocabulary_size=N)",
     MEMBERSHIP: "train on more people, train for fewer steps, or share fewer samples",
-    ANCHORS: "generate with a larger --coarsen, or with --anchors of people outside the dataset",
+    ANCHORS: "generate with --anchors synthetic, or with a larger --coarsen",
+    GROUPS: "share samples of fewer groups, or merge small groups",
 }
 ENOUGH = 200  # held-out people: one half chooses an attack, 1 % of the other half is suspected
 DECIMALS = 4  # of degrees, about 10 m: homes with the same rounded coordinates are equal
 UNEVEN = 0.05  # more visits of held-out people outside the vocabulary
 NOWHERE = 999.0  # degrees, in place of an unknown anchor
-STEPS = 4  # of an audit, for a tracker
+STEPS = 5  # of an audit, for a tracker
+QUICK = 20_000  # trajectories of a dataset, and samples, that are audited in seconds
+MOST_SCORED = 4_000  # trajectories of either side whose likelihood a model computes
 
 # Limits of (amber, red).
 REPEATS = (0.01, 0.05)  # share of samples that repeat a training person; chance gives 0
 PLACES = (0.10, 0.25)  # share of rare places; a good model knows a few more than chance
 AUC = (0.52, 0.60)  # chance gives 0.5
+GUESSES = (0.03, 0.10)  # more correct guesses of the group of training people; chance gives 0
 TPR = (0.02, 0.05)  # training people identified while 1 % of others are suspected; chance: 0.01
 
 
@@ -86,13 +102,22 @@ CHECKS = {
     "grams_of_one": CheckSpec(f"{GRAM}-grams, unique", MEMORISATION, *REPEATS),
     "closest": CheckSpec("Closest record", MEMORISATION, *REPEATS),
     "places": CheckSpec("Rare places", MEMORISATION, *PLACES),
+    "model_auc": CheckSpec("Likelihood AUC", MEMBERSHIP, *AUC),
+    "model_tpr": CheckSpec("Likelihood TPR", MEMBERSHIP, *TPR),
     "membership_auc": CheckSpec("Membership AUC", MEMBERSHIP, *AUC),
     "membership_tpr": CheckSpec("Membership TPR", MEMBERSHIP, *TPR),
     "pairs": CheckSpec("Home and work", ANCHORS, *REPEATS),
     "pairs_of_one": CheckSpec("Home and work, unique", ANCHORS, *REPEATS),
+    "near_homes": CheckSpec("Homes within 30 m", ANCHORS, *REPEATS),
+    "near_works": CheckSpec("Workplaces within 30 m", ANCHORS, *REPEATS),
     "anchors_auc": CheckSpec("Anchors AUC", ANCHORS, *AUC),
     "anchors_tpr": CheckSpec("Anchors TPR", ANCHORS, *TPR),
+    "group_by_trajectory": CheckSpec("Group by trajectory", GROUPS, *GUESSES),
+    "group_by_home": CheckSpec("Group by home", GROUPS, *GUESSES),
 }
+
+
+MODEL_CHECKS = ("model_auc", "model_tpr")  # of a model; all others are of samples
 
 
 @dataclass(frozen=True)
@@ -118,6 +143,11 @@ class Check:
         return GREEN if self.measured.high <= self.spec.red else UNDECIDED
 
     @property
+    def margin(self) -> float:
+        """How many times the lower end exceeds the limit for amber."""
+        return 0.0 if self.measured is None else self.measured.low / self.spec.amber
+
+    @property
     def explanation(self) -> str | None:
         """Why the verdict is neither green nor amber nor red."""
         if self.measured is None or self.verdict != UNDECIDED:
@@ -136,18 +166,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a file of samples discloses about the people of a dataset; see `audit`."""
+    """What a file of samples or a model discloses about the people of a dataset; see `audit`."""
 
     dataset: str
-    samples: str
-    trajectories: int
+    samples: str  # or the MODEL folder
+    trajectories: int  # 0 for a model
     people: dict[str, int]  # split -> people: train members, test held-out, val reference
     checks: tuple[Check, ...]
-    attacks: dict[str, tuple[Attack, ...]]  # by trajectories and by anchors
+    attacks: dict[str, tuple[Attack, ...]]  # by trajectories and by anchors, or by likelihood
     chosen: dict[str, tuple[str, ...]]  # the best attack on either half of the people
-    closest: dict[str, dict[str, float]]  # side -> distances from samples to the closest record
-    equal_anchors: dict[str, float]  # shares of samples with a real person's home and work
-    compared: dict[str, int]  # samples, people and trajectories that distances were measured for
+    compared: dict[str, int]  # samples, people and trajectories that were compared
     warnings: tuple[str, ...]
     seed: int
 
@@ -172,9 +200,29 @@ class Audit:
         )
         return tuple(f"{subject}: {ADVICE[subject]}" for subject in failed)
 
+    @property
+    def answer(self) -> str:
+        """The verdict in plain words."""
+        if self.verdict == GREEN:
+            return f"{QUESTION} Yes: no attack finds training people better than other people."
+        failed = [check for check in self.checks if check.verdict in (AMBER, RED)]
+        if not failed:
+            subjects = [name for name, verdict in self.subjects.items() if verdict == UNDECIDED]
+            reasons = [c.explanation for c in self.checks if c.spec.subject == subjects[0]]
+            why = next(filter(None, reasons), "its checks were not possible")
+            return f"{QUESTION} Not yet: {subjects[0]} could not be judged, because {why}."
+        found = dict.fromkeys(FINDINGS[check.spec.subject] for check in failed)
+        worst = max(failed, key=lambda check: (check.verdict == RED, check.margin))
+        assert worst.measured is not None  # it has failed
+        return (
+            f"{QUESTION} Not yet: they {', '.join(found)}, because '{worst.spec.title}' is "
+            f"{worst.measured.estimate:.2f}, and {worst.spec.amber:g} is the most that may be."
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
         verdicts = {
+            "answer": self.answer,
             "verdict": self.verdict,
             "subjects": self.subjects,
             "advice": list(self.advice),
@@ -193,12 +241,12 @@ def _combined(verdicts: Sequence[str]) -> str:
 def audit(
     samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: Tracker = SILENT
 ) -> Audit:
-    """Audit what a file of samples discloses about training people.
+    """Audit what a file of samples, or a model, discloses about training people.
 
     Parameters
     ----------
     samples
-        A file that `generate` wrote, or any table with the same columns.
+        A file that `generate` wrote, any table with the same columns, or a MODEL folder.
     dataset
         The training data. It compares with test people; attackers know validation people.
     seed
@@ -217,9 +265,12 @@ def audit(
     'green'
     """
     opened = TrajectoryDataset.open(dataset)
-    file = read_samples(samples, opened.vocabulary)
-    cohort = Cohort.of(opened, file.trajectories)
     rng = np.random.default_rng(seed)
+    if Path(samples).is_dir():
+        return _audit_model(Path(samples), opened, seed, tracker)
+    groups_of_people = labelled_groups(opened)
+    file = read_samples(samples, opened.vocabulary, groups_of_people)
+    cohort = Cohort.of(opened, file.trajectories)
     drawn = cohort.draw_samples(rng)
     people = cohort.draw_people(rng)
     tracker.step(0, "distances")
@@ -232,31 +283,93 @@ def audit(
     membership = _membership(cohort, distances, people, rng)
     tracker.step(3, "anchors")
     anchors = _anchors(cohort, drawn.anchors, people, rng)
+    tracker.step(4, "groups")
+    guesses = _guesses(cohort, opened, file.groups)
     tracker.step(STEPS)
     return Audit(
         dataset=str(dataset),
         samples=str(file.path),
         trajectories=len(file.trajectories),
-        people={split: int((cohort.side == side).sum()) for split, side in SPLITS.items()},
-        checks=(*memorisation, *membership.checks, *anchors.checks),
+        people=cohort.people,
+        checks=(*memorisation, *membership.checks, *anchors.checks, *guesses),
         attacks={"trajectories": membership.attacks, "anchors": anchors.attacks},
         chosen={"trajectories": membership.chosen, "anchors": anchors.chosen},
-        closest=_closest_records(distances, groups),
-        equal_anchors=anchors.shares,
         compared=distances.sizes,
         warnings=(*file.warnings, *_warnings(cohort)),
         seed=seed,
     )
 
 
+def quick_answer(samples: Path | str, dataset: Path, n: int) -> str:
+    """The verdict on n samples in plain words, or why it was not computed."""
+    by_hand = f"run mobatlas audit {samples} --dataset DATASET"
+    try:
+        if not dataset.exists():
+            return f"{QUESTION} Not audited: there is no dataset at {dataset}; {by_hand}."
+        if max(n, len(TrajectoryDataset.open(dataset))) > QUICK:
+            return f"{QUESTION} Not audited: that may take minutes; {by_hand}."
+        return audit(samples, dataset).answer
+    except MobatlasError as error:
+        return f"{QUESTION} Not audited: {error}."
+
+
+def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tracker) -> Audit:
+    """Membership inference by the likelihood of people's trajectories under a model."""
+    rng = np.random.default_rng(seed)
+    model = load_model(path, dataset.path)
+    likelihood = getattr(model.generator, "log_likelihood", None)
+    longest = model.generator.max_length
+    placeholder = Trajectories.of(dataset, np.zeros(1, np.int64))  # there are no samples
+    cohort = Cohort.of(dataset, placeholder, longest)
+    owners = cohort.side[cohort.person]
+    chosen = np.concatenate(
+        [
+            rng.permutation(np.flatnonzero(owners == side))[:MOST_SCORED]
+            for side in (TRAIN, HELD_OUT)
+        ]
+    )
+    tracker.step(1, "likelihood")
+    no_likelihood = f"the generator {model.name} cannot tell how likely a trajectory is"
+    outcome = _Outcome(tuple(_check(name, no_likelihood) for name in MODEL_CHECKS))
+    if likelihood is not None:
+        real, person = cohort.real.take(chosen), cohort.person[chosen]
+        lengths = np.diff(real.offsets)
+        nats = likelihood(real) / lengths  # (chosen,) per token
+        tokens = cohort.owner >= 0
+        reference = tokens & (cohort.side[cohort.owner] == REFERENCE)
+        usual = log_likelihood(cohort.grams, reference, cohort.vocabulary_size)
+        usual = np.bincount(cohort.everything.owner, usual)[len(cohort.samples) :][chosen] / lengths
+        people = np.unique(person)
+        scores = {
+            name: cohort.person_means(values, person)[people]
+            for name, values in {
+                "likelihood": nats,
+                "likelihood, against reference": nats - usual,
+            }.items()
+        }
+        outcome = _inference("model", scores, cohort.side[people], rng)
+    tracker.step(STEPS)
+    return Audit(
+        dataset=str(dataset.path),
+        samples=str(path),
+        trajectories=0,
+        people=cohort.people,
+        checks=outcome.checks,
+        attacks={"likelihood": outcome.attacks},
+        chosen={"likelihood": outcome.chosen},
+        compared={"samples": 0, "people": len(np.unique(cohort.person[chosen]))},
+        warnings=(),
+        seed=seed,
+    )
+
+
 @dataclass(frozen=True)
 class _Outcome:
-    """Checks of one subject, and the attacks and shares behind them."""
+    """Checks of one subject, and the attacks behind them."""
 
     checks: tuple[Check, ...]
     attacks: tuple[Attack, ...] = ()
     chosen: tuple[str, ...] = ()
-    shares: dict[str, float] = field(default_factory=dict)
 
 
 def _check(name: str, result: Excess | Interval | str) -> Check:
@@ -298,23 +411,6 @@ def _rare_places(cohort: Cohort, rng: np.random.Generator) -> Check:
     )
 
 
-def _closest_records(
-    distances: SampleDistances, groups: EqualGroups
-) -> dict[str, dict[str, float]]:
-    sides = {
-        "train": distances.groups[:, : groups.training],
-        "held_out": distances.groups[:, groups.training :],
-    }
-    return {
-        side: {
-            "mean": float(values.mean()),
-            "p05": float(np.quantile(values, 0.05)),
-            "median": float(np.quantile(values, 0.5)),
-        }
-        for side, values in sides.items()
-    }
-
-
 def _membership(
     cohort: Cohort, distances: SampleDistances, people: Flags, rng: np.random.Generator
 ) -> _Outcome:
@@ -353,30 +449,53 @@ def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Genera
         )
         names = [name for name, spec in CHECKS.items() if spec.subject == ANCHORS]
         return _Outcome(tuple(_check(name, reason) for name in names))
-    pairs, shares = _equal_anchors(samples, cohort.anchors, side, rng)
+    pairs = _equal_anchors(samples, cohort.anchors, side, rng)
     attacked = people & (side != REFERENCE)
     outcome = _inference(
         ANCHORS, anchor_scores(cohort.anchors[attacked], drawn), side[attacked], rng
     )
-    return replace(outcome, checks=(*pairs, *outcome.checks), shares=shares)
+    nearby = _nearby(samples, cohort.anchors, side, rng)
+    return replace(outcome, checks=(*pairs, *nearby, *outcome.checks))
+
+
+def _nearby(
+    samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
+) -> Iterator[Check]:
+    """Homes and workplaces of samples that are near those of training and of held-out people."""
+    for name, place in (("near_homes", slice(0, 2)), ("near_works", slice(2, 4))):
+        has_place = ~np.isnan(anchors[:, place]).any(1) & (side != REFERENCE)
+        emitted = samples[:, place]
+        fewest = min(int((has_place & (side == which)).sum()) for which in (TRAIN, HELD_OUT))
+        if fewest < FEWEST or np.isnan(emitted).any(1).all():
+            yield _check(name, "too few people, or no sample, have a known place")
+            continue
+        groups = draw_equal_groups(np.where(has_place, side, REFERENCE), has_place, rng)
+        yield _check(name, shared_nearby(emitted, anchors[:, place], groups))
+
+
+def _guesses(cohort: Cohort, dataset: TrajectoryDataset, groups: Ints | None) -> Iterator[Check]:
+    """Attacks that infer a person's group from the samples of each group."""
+    if groups is None or dataset.groups is None or len(np.unique(groups)) < 2:
+        return
+    guessed = guessed_groups(cohort, groups, len(dataset.groups))
+    own = dataset.person_groups()[cohort.rows]  # (people,)
+    asked = (own >= 0) & (cohort.side != REFERENCE)
+    for name, guess in guessed.items():
+        correct = (guess == own)[asked].astype(np.float64)
+        yield _check(name, better_guesses(correct, cohort.side[asked]))
 
 
 def _equal_anchors(
     samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
-) -> tuple[tuple[Check, Check], dict[str, float]]:
+) -> tuple[Check, Check]:
     person = np.flatnonzero(side != REFERENCE)
     rounded = np.round(np.concatenate((samples, anchors[person])), DECIMALS)
     pairs = np.unique(np.nan_to_num(rounded, nan=NOWHERE), axis=0, return_inverse=True)[1]
     ours, real = np.split(pairs.ravel(), [len(samples)])
     groups = draw_equal_groups(side, side != REFERENCE, rng)
     unique = singled_out(ours, real, person, side)
-    training = real[side[person] == TRAIN]
-    shares = {
-        "of_a_training_person": float(np.isin(ours, training).mean()),
-        "of_only_one_person": unique.train * len(training) / (len(real) - len(training)),
-    }
     repeated = _check("pairs", shared(ours, real, person, groups))
-    return (repeated, _check("pairs_of_one", unique)), shares
+    return repeated, _check("pairs_of_one", unique)
 
 
 def _known(anchors: Floats) -> Flags:

@@ -22,10 +22,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import sparse, stats
+from scipy import sparse, spatial, stats
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
-from mobatlas.data.types import BOS, FIRST_POI, Flags, Floats, Ints, haversine_km
+from mobatlas.data.types import BOS, EARTH_KM, FIRST_POI, Flags, Floats, Ints, haversine_km
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import LEVEL, Interval, interval, token_sequences
 
@@ -47,6 +47,7 @@ RARE = 3  # a rare place has at most this many visitors among training people
 FEWEST_PLACES = 20  # rare places that the check needs
 FALSE_POSITIVES = 0.01
 FAR_KM = 20_015.0  # half of the earth's circumference, if only one side has the anchor
+LINK_KM = 0.03  # an emitted home at most this far from a person's home is linked to it
 ROWS = 256  # people whose anchors are compared at a time
 Measure = Callable[[Floats, Floats], float]
 
@@ -69,30 +70,32 @@ class Cohort:
     person: Ints  # (real,) a row of `side` and `anchors`
     side: Ints  # (people,) TRAIN, HELD_OUT or REFERENCE
     anchors: Floats  # (people, 4)
+    rows: Ints  # (people,) rows of the dataset's people
     vocabulary_size: int
 
+    @property
+    def people(self) -> dict[str, int]:
+        """The number of people of each split."""
+        return {split: int((self.side == side).sum()) for split, side in SPLITS.items()}
+
     @classmethod
-    def of(cls, dataset: TrajectoryDataset, samples: Trajectories) -> Self:
-        """The people of a dataset who have a trajectory."""
+    def of(
+        cls, dataset: TrajectoryDataset, samples: Trajectories, longest: int | None = None
+    ) -> Self:
+        """The people of a dataset who have a trajectory, cut to the longest sample or to that."""
+        refuse_few_people(dataset)
         rows = {side: dataset.split(split) for split, side in SPLITS.items()}
-        for split, side in SPLITS.items():
-            count = len(np.unique(dataset.person[rows[side]]))
-            if side != REFERENCE and count < FEWEST:
-                raise MobatlasError(
-                    f"{dataset.path}: has {count} people in split '{split}', and an audit needs "
-                    f"{FEWEST} or more; prepare more people, or give that split a larger share, "
-                    "e.g. --set split.test=0.2"
-                )
         chosen = np.concatenate(list(rows.values()))
         people, person = np.unique(dataset.person[chosen], return_inverse=True)
         side_of_person = np.empty(len(people), dtype=np.int64)
         side_of_person[person] = np.repeat(list(rows), [len(each) for each in rows.values()])
         return cls(
             samples,
-            Trajectories.of(dataset, chosen).cut(int(np.diff(samples.offsets).max())),
+            Trajectories.of(dataset, chosen).cut(longest or int(np.diff(samples.offsets).max())),
             person.astype(np.int64),
             side_of_person,
             dataset.anchors[people],
+            people.astype(np.int64),
             len(dataset.vocabulary),
         )
 
@@ -141,6 +144,18 @@ class Cohort:
     def draw_samples(self, rng: np.random.Generator) -> Trajectories:
         """The samples that are compared pairwise."""
         return self.samples.take(np.sort(rng.permutation(len(self.samples))[:MOST_SAMPLES]))
+
+
+def refuse_few_people(dataset: TrajectoryDataset) -> None:
+    """Refuse a dataset with too few training or test people for an audit."""
+    for split, side in SPLITS.items():
+        count = len(np.unique(dataset.person[dataset.split(split)]))
+        if side != REFERENCE and count < FEWEST:
+            raise MobatlasError(
+                f"{dataset.path}: has {count} people in split '{split}', and an audit needs "
+                f"{FEWEST} or more; prepare more people, or give that split a larger share, "
+                "e.g. --set split.test=0.2"
+            )
 
 
 @dataclass(frozen=True)
@@ -324,6 +339,28 @@ def shared(samples: Ints, real: Ints, person: Ints, groups: EqualGroups) -> Exce
         known = np.zeros(kinds, dtype=bool)
         known[real[group == number]] = True
         shares[number] = known[samples].mean()
+    return _excess_of_groups(shares, groups)
+
+
+def shared_nearby(samples: Floats, real: Floats, groups: EqualGroups) -> Excess:
+    """The share of places (n, 2) of samples that are near a place (people, 2) of each group."""
+    shares = np.empty(groups.total)
+    on_sphere = _unit_vectors(samples)
+    for number in range(groups.total):
+        tree = spatial.cKDTree(_unit_vectors(real[groups.group == number]))
+        shares[number] = np.isfinite(
+            tree.query(on_sphere, distance_upper_bound=LINK_KM / EARTH_KM)[0]
+        ).mean()
+    return _excess_of_groups(shares, groups)
+
+
+def _unit_vectors(places: Floats) -> Floats:
+    """Known places (n, 2) as points on a sphere of radius 1: (known, 3)."""
+    lat, lon = np.radians(places[~np.isnan(places).any(1)]).T
+    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+
+
+def _excess_of_groups(shares: Floats, groups: EqualGroups) -> Excess:
     sides = (shares[: groups.training], shares[groups.training :])
     train, held_out = (float(each.mean()) for each in sides)
     freedom = groups.total - 2
@@ -451,6 +488,45 @@ def hit_rate(members: Floats, others: Floats) -> float:
         for k in (low, low + 1)
     ]
     return shares[0] + (rank - low) * (shares[1] - shares[0])
+
+
+def better_guesses(correct: Floats, side: Ints) -> Excess:
+    """How much more often an attacker guesses the group of training than of held-out people."""
+    ours, theirs = (correct[side == which] for which in (TRAIN, HELD_OUT))
+    variance = sum(float(each.var(ddof=1)) / len(each) for each in (ours, theirs))
+    train, held_out = float(ours.mean()), float(theirs.mean())
+    return Excess(train, held_out, _interval(train - held_out, math.sqrt(variance)))
+
+
+def guessed_groups(cohort: Cohort, groups_of_samples: Ints, count: int) -> dict[str, Ints]:
+    """The group that an attacker guesses for each person (people,), by attack.
+
+    Samples of each group are the attacker's knowledge: how likely an n-gram model of them makes
+    the person's trajectories, and the group of the sample with the nearest home.
+    """
+    owner = cohort.owner
+    real = owner >= 0  # (tokens,)
+    group = np.full(len(owner), -1)
+    group[~real] = groups_of_samples[cohort.samples.owner]
+    likelihoods = [
+        np.bincount(
+            owner[real],
+            log_likelihood(cohort.grams, group == number, cohort.vocabulary_size)[real],
+            minlength=len(cohort.side),
+        )
+        for number in range(count)
+    ]
+    guesses = {"group_by_trajectory": np.argmax(likelihoods, axis=0)}
+    homes = cohort.samples.anchors[:, :2]
+    known, asked = (~np.isnan(each).any(1) for each in (homes, cohort.anchors[:, :2]))
+    if known.any() and asked.any():
+        tree = spatial.cKDTree(_unit_vectors(homes))
+        nearest = np.full(len(cohort.side), -1)
+        nearest[asked] = groups_of_samples[known][
+            tree.query(_unit_vectors(cohort.anchors[:, :2]))[1]
+        ]
+        guesses["group_by_home"] = nearest
+    return guesses
 
 
 def attacks(scores: Mapping[str, Floats], member: Ints) -> tuple[Attack, ...]:
