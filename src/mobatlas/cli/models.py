@@ -173,7 +173,7 @@ def generate(
     regions: Annotated[
         Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
-    anchors: Anchors = None,
+    anchors: Anchors = "synthetic",
     lengths: Lengths = "model",
     coarsen: Coarsen = None,
     calibrate: Calibrate = False,

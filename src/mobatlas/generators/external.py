@@ -49,6 +49,7 @@ CODE_STREAM = 32  # of random numbers
 SEEDS = 2**32
 TRIED = 16  # samples that training draws
 NAMED = 3  # places that a warning names
+HOME_DECIMALS = 2  # about a kilometre: a MODEL folder holds no home
 # entry points that the user named: on the command line, in a configuration, from Python
 _trusted: set[str] = set()
 
@@ -109,7 +110,9 @@ class Pool:
         read = read_samples(path, vocabulary)
         for warning in read.warnings:
             log.warning("%s", warning)
-        samples = read.trajectories
+        samples = replace(
+            read.trajectories, anchors=np.round(read.trajectories.anchors, HOME_DECIMALS)
+        )
         lengths = np.diff(samples.offsets)
         if not (samples.tokens >= FIRST_POI).any():
             raise MobatlasError(
