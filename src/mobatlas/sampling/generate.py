@@ -42,7 +42,7 @@ from mobatlas.supervision.calibration import Weighting
 from mobatlas.supervision.store import (
     informed_features,
     load_draws,
-    load_residence,
+    load_people,
     load_sampler,
     refuse_without_posterior,
 )
@@ -330,14 +330,8 @@ def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[Peop
         folder = Path(request.regions) if request.regions is not None else None
         homes, shares = model.region(request.region, folder, observed=is_observed)
         return People(homes, names), shares
-    membership = model.manifest.details.get(SUPERVISION, {}).get("membership")
-    residents = (
-        model.observed(model.regions_path if membership and has_group else None)
-        if is_observed
-        else model.population
-    )
-    residence = load_residence(model, residents.region) if has_group else None
-    return People(residents.anchors, names, residence=residence), None
+    anchors, residence = load_people(model, observed=is_observed)
+    return People(anchors, names, residence=residence if has_group else None), None
 
 
 def _people_of_table(path: Path, model: Model, has_group: bool) -> People:

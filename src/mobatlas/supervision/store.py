@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from mobatlas.config import build
-from mobatlas.data.types import Floats, Ints
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import COMPOSITION, SUPERVISION, Model
@@ -313,11 +313,8 @@ def load_moments(model: Model) -> Moments | None:
         )
     mask = model.manifest.details.get(SUPERVISION, {}).get("mask", ())
     phi = Phi.of(features, model.generator.vocabulary, mask)
-    people = model.population
-    residence = load_residence(model, people.region)
-    return Moments(
-        path, groups, phi, means, population[0], model.anchors.people, people.anchors, residence
-    )
+    people = model.anchors.people
+    return Moments(path, groups, phi, means, population[0], people, *load_people(model))
 
 
 def load_posterior(model: Model) -> Posterior | None:
@@ -400,21 +397,27 @@ def informed_features(model: Model) -> dict[str, Any] | None:
         return {"features": informed, "evidence": shares, "others": describe_informed(shares)}
 
 
-def load_residence(model: Model, region: Ints) -> Floats | None:
-    """p(d | home region) of people (rows, groups) in regions of these numbers, -1 if unknown.
+def load_people(model: Model, *, observed: bool = False) -> tuple[Floats, Floats | None]:
+    """Anchors (rows, 4) of synthetic or of training people, and their p(d | home region).
 
-    None if the model was supervised without membership.
+    The latter (rows, groups) is None if the model was supervised without membership.
     """
-    if not model.manifest.details.get(SUPERVISION, {}).get("membership"):
-        return None
+    membership = model.manifest.details.get(SUPERVISION, {}).get("membership")
+    people = (
+        model.observed(model.regions_path if membership else None) if observed else model.population
+    )
+    if not membership:
+        return people.anchors, None
     path = model.path / COMPOSITION
     with refuse_corrupt(path):
         table = read_parquet(path)
         shares = table["believed"].to_numpy().reshape(len(table["region"].unique()), -1)
-        return residence_shares(shares, region)
+        return people.anchors, residence_shares(shares, people.region)
 
 
-def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
+def load_sampler(
+    model: Model, tracker: Tracker = SILENT, *, observed: bool = False
+) -> CalibratedSampler:
     """The calibrated sampler of a model that was supervised with regions or labels.
 
     If the folder has no calibration, the model is calibrated here with its own seed.
@@ -425,6 +428,8 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         A model, as `load_model` returns it.
     tracker
         Receives the progress of a calibration, in per cent.
+    observed
+        Use the homes and workplaces of training people, not synthetic ones.
 
     Returns
     -------
@@ -447,4 +452,6 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         calibration = fit_calibration(
             model.generator, moments, config, model.manifest.seed or 0, tracker
         )
-    return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.residence)
+    return CalibratedSampler.of(
+        model.generator, calibration, *load_people(model, observed=observed)
+    )
