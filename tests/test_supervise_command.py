@@ -30,6 +30,7 @@ from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.supervision.calibration import Sampler
 from mobatlas.training.loop import Execution
 from tests.commands import Warm, wait_until
+from tests.disclosure import found
 from tests.outcomes import refused, run
 from tests.supervised import BRIEF, GROUP, HOW, SMALL, World, made_world, remade
 from tests.tiny import with_other_labels
@@ -182,9 +183,8 @@ def test_a_model_keeps_recovered_means_and_nobodys_name(
     ]
     said = supervision(model)
     assert set(said["effective_sample_size"]) == set(said["dual_gap"]) == set(dataset.groups.names)
-    users = set(dataset.people["user_id"].to_pylist())
-    text = b"".join(bytes_of(model)[name] for name in (*BESIDES, *CALIBRATION))
-    assert not any(user.encode() in text for user in users if len(user) > 4)
+    for each in (world.model, *map(world.supervised, ("tilt", "resample", "finetune"))):
+        assert found(each, dataset) == [], "a home, a workplace or an id"
 
 
 def test_a_supervised_model_needs_its_dataset_no_more(world: World, tmp_path: Path) -> None:
