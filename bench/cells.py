@@ -256,8 +256,8 @@ class SeedFolder:
         if job.strategy == "finetune":
             return {"finetune": model.generator}
         if job.strategy == "resample":
-            return {"resample": load_sampler(model)}
-        calibrated = load_sampler(model)
+            return {"resample": load_sampler(model, observed=True)}
+        calibrated = load_sampler(model, observed=True)
         plain = (
             PlainSampler(model.generator, calibrated.anchors, calibrated.residence)
             if job.membership
@@ -344,7 +344,7 @@ def _score_phase1(folder: SeedFolder) -> dict[str, Any]:
     models: dict[str, Generator | Sampler] = {
         BASELINE: load_model(paths[BASELINE]).generator,
         STRONG: strong.generator,
-        STRONG_CALIBRATED: load_sampler(strong),
+        STRONG_CALIBRATED: load_sampler(strong, observed=True),
     }
     return {"between_groups": distances, **folder.score(models)}
 

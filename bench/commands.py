@@ -447,6 +447,32 @@ def privacy(
     show(result, json, Table.from_records(result["rows"], "privacy").as_rich())
 
 
+@app.command("anchors")
+def anchors(
+    out: Folder,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Measure distances from people of a dataset.")
+    ] = None,
+    seeds: Seeds = 3,
+    first_seed: FirstSeed = 0,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what synthetic homes and workplaces cost, and what they disclose."""
+    from bench import anchors as anchors_benchmark
+
+    experiment = Experiment(out, seeds, first_seed, quiet)
+    result = anchors_benchmark.run(experiment, parse_assignments(assignments or []), data)
+    rows = [
+        {"seed": row["seed"], "emitted": name, **counts, "interval": str(counts["interval"])}
+        for row in result["rows"]
+        for name, counts in row["near"].items()
+        if "interval" in counts
+    ]
+    show(result, json, Table.from_records(rows, "per person").as_rich())
+
+
 @app.command("speed")
 def speed(
     out: Out,

@@ -121,7 +121,7 @@ class _Task:
         fit_group_tilts(gather_evidence(dataset, self._regions()), dataset)
         seconds = round(time.perf_counter() - start, 2)
         with self._supervised("tilt", self.tilt_values) as (model, took, _):
-            row = self._row(took, load_sampler(load_model(model)))
+            row = self._row(took, load_sampler(load_model(model), observed=True))
         return {**row, "recovery_and_dual_seconds": seconds}
 
     def finetune(self, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
 from mobatlas.regions.store import KIND as REGIONS
-from mobatlas.regions.store import RegionsFolder
+from mobatlas.regions.store import RegionsFolder, region_of
 from mobatlas.regions.types import Recovery
-from mobatlas.supervision.evidence import region_of, residence_shares, shrunk_shares
+from mobatlas.supervision.evidence import residence_shares, shrunk_shares
 from mobatlas.supervision.tilt import fit_tilt
 
 # Weights of training people: means from labels or from recovery, or the groups of

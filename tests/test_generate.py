@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -20,11 +19,12 @@ from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
 from mobatlas.config import Coarsening
+from mobatlas.data.anchors import MIN_PEOPLE, AnchorModel
 from mobatlas.data.samples import SCHEMA, read_samples
 from mobatlas.data.types import ANCHORS, FIRST_POI, haversine_km
 from mobatlas.generators.protocol import uniforms
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import METADATA
+from mobatlas.io.manifest import METADATA, write_json
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.sampling.chunks import SampleRequest, coarsen_anchors
 from mobatlas.sampling.generate import generate
@@ -47,6 +47,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(
     options: dict[str, Any] = {
         "region": "R3",
         "regions": world.regions,
+        "anchors": "observed",
         "coarsen": "1km",
     }
     for chunk in (1, 2, None):
@@ -86,8 +87,11 @@ def test_random_numbers_can_begin_anywhere(seed: int, start: int, some: int, mor
     assert np.array_equal(uniforms(seed, start + some, start + some + more, 1), whole[some:])
 
 
-def test_anchors_are_those_of_training_people(world: World, tmp_path: Path) -> None:
-    generate(world.model, tmp_path / "out", 2_000)
+def test_observed_anchors_are_those_of_training_people(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generate(world.model, tmp_path / "out", 2_000, SampleRequest(anchors="observed"))
+    assert caplog.text.count("disclose where training people") == 1
     train = world.dataset.anchors[world.dataset.split_people("train")]
     made = rows(firsts(tmp_path / "out"))
     assert made <= set(map(tuple, train.tolist())) and len(made) > 0.95 * len(train)
@@ -122,9 +126,8 @@ def test_a_group_can_be_asked_for(world: World, tmp_path: Path) -> None:
 
 
 def test_a_region_gives_its_people_and_its_composition(world: World, tmp_path: Path) -> None:
-    generate(
-        world.grouped, tmp_path / "out", 2_000, SampleRequest(region="R12", regions=world.regions)
-    )
+    request = SampleRequest(region="R12", regions=world.regions, anchors="observed")
+    generate(world.grouped, tmp_path / "out", 2_000, request)
     made = firsts(tmp_path / "out")
     composition = load_regions(world.regions).composition
     shares = made.group.value_counts(normalize=True).reindex(composition.groups.names, fill_value=0)
@@ -157,14 +160,13 @@ def test_a_group_of_a_region_and_a_baseline_of_a_region(world: World, tmp_path: 
 def test_a_model_supervised_with_regions_needs_nothing_else(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = [48.1, 11.5, 48.2, 11.6]
+    regions = load_regions(world.regions).composition.regions
+    munich = np.tile([48.1, 11.5, 48.2, 11.6], (MIN_PEOPLE, 1))
 
     def add(folder: Path) -> None:
         shutil.copy(world.regions / "composition.parquet", folder)
-        pq.write_table(
-            pa.table({"region": ["R1"], **dict(zip(ANCHORS, ([x] for x in home), strict=True))}),
-            folder / "anchors.parquet",
-        )
+        anchors = AnchorModel.fit(munich, np.zeros(MIN_PEOPLE, np.int64), regions)
+        write_json(folder / "anchors.json", anchors.as_dict())
 
     model = remade(world.grouped, tmp_path / "supervised", add)
     generate(
@@ -174,11 +176,12 @@ def test_a_model_supervised_with_regions_needs_nothing_else(
         SampleRequest(region="R1", regions=world.regions),
         dataset=tmp_path / "nowhere",
     )
-    assert rows(firsts(tmp_path / "out")) == {tuple(home)}
+    made = firsts(tmp_path / "out")[list(ANCHORS)].to_numpy()
+    assert 0 < np.abs(made - munich[0]).max() < 0.002
     assert "--regions" in caplog.text and "is not read" in caplog.text
     with pytest.raises(
         MobatlasError,
-        match=r"--region R2: .* has no training person who lives there; pass --anchors",
+        match=r"--region R2: .* has fewer than 10 training people with a home there; pass",
     ):
         generate(model, tmp_path / "out2", 20, SampleRequest(region="R2"))
 
@@ -223,7 +226,8 @@ def test_coarsening_moves_each_person_once_and_no_farther_than_asked(
     world: World, tmp_path: Path
 ) -> None:
     for name, coarsen in (("exact", None), ("coarse", "1km")):
-        generate(world.model, tmp_path / name, 2_000, SampleRequest(coarsen=coarsen))
+        request = SampleRequest(anchors="observed", coarsen=coarsen)
+        generate(world.model, tmp_path / name, 2_000, request)
     exact, coarse = (
         firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "coarse")
     )
@@ -237,16 +241,18 @@ def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(
     world: World, tmp_path: Path
 ) -> None:
     model = load_model(world.model)
-    people = model.population()
+    people = model.observed().anchors
+    observed: dict[str, Any] = {"anchors": "observed"}
     moved = coarsen_anchors(people, Coarsening.parse("1km"), people)
     for seed in (0, 1):
-        generate(world.model, tmp_path / f"{seed}", 600, SampleRequest(coarsen="1km", seed=seed))
+        request = SampleRequest(coarsen="1km", seed=seed, **observed)
+        generate(world.model, tmp_path / f"{seed}", 600, request)
         assert rows(firsts(tmp_path / f"{seed}")) <= set(map(tuple, moved.tolist()))
     generate(
         world.model,
         tmp_path / "region",
         100,
-        SampleRequest(coarsen="1000 m", region="R3", regions=world.regions),
+        SampleRequest(coarsen="1000 m", region="R3", regions=world.regions, **observed),
     )
     assert rows(firsts(tmp_path / "region")) <= set(map(tuple, moved.tolist()))
     others = people.copy()
@@ -278,7 +284,8 @@ def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(
     world: World, tmp_path: Path
 ) -> None:
     for name, coarsen in (("exact", None), ("grid", "grid:500m")):
-        generate(world.model, tmp_path / name, 600, SampleRequest(coarsen=coarsen))
+        request = SampleRequest(anchors="observed", coarsen=coarsen)
+        generate(world.model, tmp_path / name, 600, request)
     exact, grid = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "grid"))
     for two in (slice(0, 2), slice(2, 4)):
         assert 0.2 < haversine_km(exact[:, two], grid[:, two]).max() <= 0.5 / np.sqrt(2) * 1.01

@@ -61,7 +61,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "out.CSV: samples are written as Parquet; name a file that ends in .parquet",
     ),
     "a dataset that is gone": (
-        {"dataset": "nowhere"},
+        {"dataset": "nowhere", "anchors": "observed"},
         "there is no dataset at nowhere; pass --dataset",
     ),
 }
@@ -136,7 +136,9 @@ def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
     with pytest.raises(
         MobatlasError, match=r"dataset: its vocabulary is not the one that .*model was trained on"
     ):
-        generate(world.model, tmp_path / "out", 10, dataset=other)
+        generate(
+            world.model, tmp_path / "out", 10, SampleRequest(anchors="observed"), dataset=other
+        )
     moved = remade(
         world.dataset.path,
         tmp_path / "moved",
@@ -172,7 +174,7 @@ def test_published_regions_know_no_people(world: World, tmp_path: Path) -> None:
         world.regions, tmp_path / "regions", lambda folder: (folder / "assignment.parquet").unlink()
     )
     with pytest.raises(
-        MobatlasError, match="has no training person who lives there; pass --anchors"
+        MobatlasError, match="has fewer than 10 training people with a home there; pass --anchors"
     ):
         generate(world.grouped, tmp_path / "out", 10, SampleRequest(region="R1", regions=regions))
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mobatlas import MobatlasError, build_regions
+from mobatlas import MobatlasError, TrajectoryDataset, build_regions
 from mobatlas.cli.commands import app
 from mobatlas.config import build_run
 from mobatlas.io.manifest import read_manifest, write_manifest
@@ -24,12 +24,23 @@ from mobatlas.pipeline.run import refuse_foreign_folder, run
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import load_regions
 from mobatlas.report.html import write_report
+from tests.disclosure import found
 from tests.runs import VALUES, finished_run
 
 
 @pytest.fixture(scope="module")
 def finished() -> Path:
     return finished_run()
+
+
+def test_models_samples_and_report_hold_no_home_no_workplace_and_no_id(finished: Path) -> None:
+    dataset = TrajectoryDataset.open(finished / "dataset")
+    for name in ("baseline", "strong", "models", "samples", "evaluation", "report.html"):
+        assert (finished / name).exists() and found(finished / name, dataset) == []
+    people = found(finished / "dataset" / "people.parquet", dataset)
+    assert len(people) == dataset.people.num_rows, "the search finds people where they are"
+    manifest = json.loads((finished / "baseline" / "manifest.json").read_text())
+    assert manifest["discloses"].startswith("No home, workplace, id")
 
 
 def times(folder: Path) -> dict[str, int]:

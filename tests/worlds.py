@@ -52,7 +52,7 @@ class World:
 
 def keep(out: Path, generator: Generator, dataset: TrajectoryDataset, family: str = FAMILY) -> Path:
     with new_folder(out, "model") as folder:
-        save_model(folder.path, generator, family)
+        save_model(folder.path, generator, family, dataset)
         folder.details["dataset"] = {
             "path": str(dataset.path),
             "hash": dataset.manifest.content_hash,

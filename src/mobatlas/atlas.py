@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.config import DEFAULT_GENERATOR
+from mobatlas.data.anchors import SYNTHETIC
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import ANCHORS
 from mobatlas.errors import MobatlasError
@@ -205,7 +206,7 @@ class AtlasModel:
         group: str | Sequence[str] | None = None,
         *,
         region: str | None = None,
-        anchors: np.ndarray[Any, Any] | Path | str | None = None,
+        anchors: np.ndarray[Any, Any] | Path | str = SYNTHETIC,
         calibrate: bool | None = None,
         posterior: bool = False,
         seed: int = 0,
@@ -221,7 +222,8 @@ class AtlasModel:
         region
             Sample groups and homes in the proportions of this region.
         anchors
-            A table on disk, or rows of home lat, home lon, work lat, work lon.
+            "synthetic", "observed" for homes and workplaces of training people, a table on disk, or
+            rows of home lat, home lon, work lat, work lon.
         calibrate
             Select samples so that groups have the estimated means. If None, samples of groups are
             calibrated whenever the model has a calibration.

@@ -264,6 +264,8 @@ class SamplesConfig(Section):
     """The samples of a run."""
 
     each: int = Field(500, ge=1)  # trajectories of each group
+    # observed: homes and workplaces of training people, which disclose them
+    anchors: Literal["synthetic", "observed"] = "synthetic"
     coarsen: float | str | None = None  # as `Coarsening.parse` reads it
 
     @field_validator("coarsen")

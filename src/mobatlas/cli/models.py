@@ -166,7 +166,7 @@ def generate(
     regions: Annotated[
         Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
-    anchors: Anchors = None,
+    anchors: Anchors = "synthetic",
     coarsen: Coarsen = None,
     calibrate: Calibrate = False,
     reject_copies: RejectCopies = False,

@@ -274,23 +274,28 @@ FinetunePreset = Annotated[
 # generate
 Count = Annotated[
     int | None,
-    typer.Option("--n", help="Trajectories of each group; with --anchors, one per row by default."),
+    typer.Option(
+        "--n", help="Trajectories of each group; with --anchors FILE, one per row by default."
+    ),
 ]
 GroupNames = Annotated[
     list[str] | None,
     typer.Option("--group", help='A group, e.g. "30-40, F", or "all"; may be repeated.'),
 ]
 Anchors = Annotated[
-    Path | None,
+    str,
     typer.Option(
-        help="A table with home_lat, home_lon, work_lat, work_lon and, optionally, group."
+        metavar="synthetic|observed|FILE",
+        help="Homes and workplaces: synthetic; observed, those of training people, which discloses "
+        "them; or a table with home_lat, home_lon, work_lat, work_lon and, optionally, group.",
     ),
 ]
 Coarsen = Annotated[
     str | None,
     typer.Option(
         metavar="KM",
-        help="Move homes and workplaces: at random within a radius (1km) or to a grid (grid:500m).",
+        help="With --anchors observed or FILE: move homes and workplaces at random within a radius "
+        "(1km) or to a grid (grid:500m).",
     ),
 ]
 Calibrate = Annotated[

@@ -30,6 +30,7 @@ from mobatlas.training.loop import Trainer
 
 POOL_STREAM = 31  # of random numbers
 PER_TRAJECTORY = ("offsets", "anchors")  # every other array has a row for each token
+HOME_DECIMALS = 2  # about a kilometre: a MODEL folder holds no home
 TILE = 64  # rows that calibrations draw at a time; samples do not depend on it
 
 
@@ -83,7 +84,9 @@ class Pool:
         read = read_samples(path, vocabulary)
         for warning in read.warnings:
             log.warning("%s", warning)
-        samples = read.trajectories
+        samples = replace(
+            read.trajectories, anchors=np.round(read.trajectories.anchors, HOME_DECIMALS)
+        )
         lengths = np.diff(samples.offsets)
         if not (samples.tokens >= FIRST_POI).any():
             raise MobatlasError(

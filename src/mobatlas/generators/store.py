@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,9 +12,9 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from mobatlas.config import build
+from mobatlas.data.anchors import MIN_PEOPLE, AnchorModel, Residents
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import (
-    ANCHORS,
     FIRST_POI,
     SPECIALS,
     VOCABULARY_SCHEMA,
@@ -33,13 +34,13 @@ from mobatlas.io.manifest import (
     write_parquet,
 )
 from mobatlas.io.output import checkpoint_folder
-from mobatlas.regions.store import RegionsFolder
+from mobatlas.regions.store import RegionsFolder, region_of
 
 KIND = "model"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.parquet"
 COMPOSITION = "composition.parquet"  # of a model that was supervised with regions
-REGION_ANCHORS = "anchors.parquet"  # likewise
+ANCHOR_MODEL = "anchors.json"
 SUPERVISION = "supervision"  # key of the manifest of a supervised model
 MEANING = ("poi_id", "lat", "lon", "category")  # what a token stands for; visits may differ
 
@@ -131,44 +132,94 @@ class Model:
             )
         return dataset
 
-    def population(self) -> Floats:
-        """Return the anchors (people, 4) of training people, from the folder or the dataset."""
-        if not (self.path / REGION_ANCHORS).exists():
-            dataset = self.open_dataset()
-            return dataset.anchors[dataset.split_people("train")]
-        anchors = self._stored_anchors(None)
-        return anchors[np.lexsort(anchors.T)]
+    @cached_property
+    def anchors(self) -> AnchorModel:
+        """The distribution of synthetic homes and workplaces."""
+        with refuse_corrupt(self.path / ANCHOR_MODEL):
+            values = json.loads((self.path / ANCHOR_MODEL).read_text(encoding="utf-8"))
+            return AnchorModel.of(values)
 
-    def region(self, name: str, regions: Path | None = None) -> tuple[Floats, Floats | None]:
+    @cached_property
+    def population(self) -> Residents:
+        """Synthetic people, the same ones whenever the model is loaded."""
+        return self.anchors.population()
+
+    @property
+    def regions_path(self) -> Path | None:
+        """The REGIONS folder that it was supervised with."""
+        facts = self.manifest.details.get(SUPERVISION, {}).get("regions")
+        return Path(facts["path"]) if facts else None
+
+    def observed(self, regions: Path | None = None) -> Residents:
+        """Return the training people of the dataset, and their regions in a REGIONS folder."""
+        dataset = self.open_dataset()
+        people = dataset.split_people("train")
+        region = None
+        if regions is not None:
+            folder = RegionsFolder.open(regions)
+            if folder.manifest.details["dataset"]["content_hash"] != dataset.manifest.content_hash:
+                log.warning(
+                    "%s: these regions are from another dataset than %s; people are matched by "
+                    "user_id",
+                    folder.path,
+                    dataset.path,
+                )
+            names = folder.regions.composition.regions
+            region = region_of(dataset, people, folder.assignment, names)
+        return Residents(
+            dataset.anchors[people], np.full(len(people), -1) if region is None else region
+        )
+
+    def region(
+        self, name: str, regions: Path | None = None, *, observed: bool = False
+    ) -> tuple[Floats, Floats | None]:
         """Return the anchors (people, 4) of a region, and p(d|g) (groups,) if the model has groups.
 
         A model that was supervised with regions contains both. For another model they come from a
-        REGIONS folder and the training people who live in the region.
+        REGIONS folder and the training people who live in the region. With `observed`, anchors are
+        those of these people.
         """
-        own = (self.path / COMPOSITION).exists() and (self.path / REGION_ANCHORS).exists()
+        own = (self.path / COMPOSITION).exists()
         folder = self.path if own else regions
         if folder is None:
             raise MobatlasError(
                 f"--region {name}: {self.path} has no regions; pass --regions with the folder that "
                 "`mobatlas regions` wrote"
             )
-        if own and regions is not None:
+        if own and regions is not None and not observed:
             log.warning(
                 "%s: the model contains its own regions, so --regions %s is not read",
                 self.path,
                 regions,
             )
-        opened = None if own else RegionsFolder.open(folder)  # checks the folder before reading
-        shares = self._shares(name, folder)
-        anchors = self._stored_anchors(name) if opened is None else self._anchors_in(name, opened)
+        if not own:
+            RegionsFolder.open(folder)  # checks the folder before reading
+        number, shares = self._shares(name, folder)
+        anchors = self._anchors_in(number, regions, own=own, observed=observed)
         if not len(anchors):
+            few = "no" if observed else f"fewer than {MIN_PEOPLE}"
             raise MobatlasError(
-                f"--region {name}: {folder} has no training person who lives there; pass --anchors "
-                "with a table of homes and groups instead"
+                f"--region {name}: {folder} has {few} training people with a home there; pass "
+                "--anchors with a table of homes and groups instead"
             )
         return anchors, shares
 
-    def _shares(self, region: str, folder: Path) -> Floats | None:
+    def _anchors_in(
+        self, number: int, regions: Path | None, *, own: bool, observed: bool
+    ) -> Floats:
+        """Return the anchors of people in a region (people, 4)."""
+        if own and not observed:
+            return self.anchors.population(number).anchors
+        people = self.observed(regions or self.regions_path)
+        anchors = people.anchors[people.region == number]
+        if observed:
+            return anchors
+        if (~np.isnan(anchors[:, 0])).sum() < MIN_PEOPLE:
+            return anchors[:0]
+        return AnchorModel.fit(anchors).population().anchors
+
+    def _shares(self, region: str, folder: Path) -> tuple[int, Floats | None]:
+        """Return the number of a region, and p(d|g) (groups,)."""
         with refuse_corrupt(folder):
             table = read_parquet(folder / COMPOSITION, columns=["region", "group", "share"])
         known = table["region"].unique().to_pylist()
@@ -177,8 +228,9 @@ class Model:
             raise MobatlasError(
                 f"--region {region}: {folder} has no such region{suggestion(region, known)}"
             )
+        number = known.index(region)
         if groups is None:
-            return None
+            return number, None
         rows = table.filter(pc.equal(table["region"], region)).to_pylist()
         shares = {row["group"]: row["share"] for row in rows}
         if set(shares) != set(groups.names):
@@ -186,37 +238,22 @@ class Model:
                 f"{folder}: its groups ({'; '.join(shares)}) are not those of {self.path} "
                 f"({'; '.join(groups.names)})"
             )
-        return np.array([shares[name] for name in groups.names])
-
-    def _stored_anchors(self, region: str | None) -> Floats:
-        """Return the anchors (people, 4) that the folder has, of one region or of all."""
-        with refuse_corrupt(self.path):
-            table = read_parquet(self.path / REGION_ANCHORS)
-            if region is not None:
-                table = table.filter(pc.equal(table["region"], region))
-            columns = [table[name].to_numpy(zero_copy_only=False) for name in ANCHORS]
-            return np.stack(columns, axis=1).astype(np.float64)
-
-    def _anchors_in(self, region: str, regions: RegionsFolder) -> Floats:
-        dataset = self.open_dataset()
-        assignment = regions.assignment or {}
-        if regions.manifest.details["dataset"]["content_hash"] != dataset.manifest.content_hash:
-            log.warning(
-                "%s: these regions are from another dataset than %s; people are matched by user_id",
-                regions.path,
-                dataset.path,
-            )
-        users = dataset.people["user_id"].to_pylist()
-        residents = [
-            person
-            for person in dataset.split_people("train").tolist()
-            if assignment.get(users[person]) == region
-        ]
-        return dataset.anchors[np.array(residents, dtype=np.int64)]
+        return number, np.array([shares[name] for name in groups.names])
 
 
-def save_model(folder: Path, generator: Generator, name: str) -> None:
-    """Write a trained generator of the family `name` into an existing folder."""
+def save_model(
+    folder: Path,
+    generator: Generator,
+    name: str,
+    dataset: TrajectoryDataset,
+    anchors: AnchorModel | None = None,
+) -> None:
+    """Write a trained generator of the family `name` into an existing folder.
+
+    Without `anchors`, their model is fitted to the training people, without regions.
+    """
+    anchors = anchors or AnchorModel.fit(dataset.anchors[dataset.split_people("train")])
+    write_json(folder / ANCHOR_MODEL, anchors.as_dict())
     groups = generator.groups.as_dict() if generator.groups is not None else None
     config = generator.config.model_dump(mode="json")
     write_json(folder / CONFIG, {"generator": name, "config": config, "groups": groups})

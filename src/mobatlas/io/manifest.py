@@ -17,6 +17,14 @@ import pyarrow.parquet as pq
 from mobatlas.errors import MobatlasError, out_of_memory
 
 FORMAT = 2  # of folders; other formats are refused
+FORMATS = {"model": 3}  # where it differs; before 3, models held the homes of people
+DISCLOSES = {
+    "dataset": "Everything: people with their ids, homes, workplaces, trajectories and labels.",
+    "regions": "Counts and means by region; where known, the ids of people with their regions.",
+    "model": "No home, workplace, id or trajectory of a person, and no count of fewer than 10 "
+    "people, unless the pool of an external generator has them. Weights may have learnt rare "
+    "behaviour: audit samples before sharing.",
+}
 MANIFEST = "manifest.json"
 METADATA = b"mobatlas"  # the key of our metadata in a Parquet file
 LIBRARIES = (
@@ -82,11 +90,11 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         values = None
     if not is_manifest(values):
         raise _invalid(folder)
-    if values["format"] != FORMAT:
+    if values["format"] != (known := FORMATS.get(values.get("kind"), FORMAT)):
         version = (values.get("versions") or {}).get("mobatlas", "unknown")
         raise MobatlasError(
             f"{folder}: this folder was written by another version (mobatlas {version}, folder "
-            f"format {values['format']}), and this version reads format {FORMAT}; create the "
+            f"format {values['format']}), and this version reads format {known}; create the "
             "folder again"
         )
     if values.get("kind") != kind:
@@ -202,8 +210,9 @@ def write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | Non
     write_json(
         folder / MANIFEST,
         {
-            "format": FORMAT,
+            "format": FORMATS.get(manifest.kind, FORMAT),
             "kind": manifest.kind,
+            "discloses": DISCLOSES.get(manifest.kind),
             "versions": library_versions(),
             "seed": manifest.seed,
             "config": manifest.config,

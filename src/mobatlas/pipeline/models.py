@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from mobatlas.config import DEFAULT_GENERATOR, build, merge, preset_values
+from mobatlas.data.anchors import AnchorModel
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, log
 from mobatlas.generators.protocol import Family, Generator, family_of
 from mobatlas.generators.store import (
+    ANCHOR_MODEL,
     COMPOSITION,
     CONFIG,
     KIND,
-    REGION_ANCHORS,
     SUPERVISION,
     VOCABULARY,
     Model,
@@ -58,8 +59,8 @@ from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Traine
 from mobatlas.training.resources import peak_gb
 
 # The files that a MODEL folder may hold: after phase 1, and those that phase 2 adds.
-PHASE1_FILES = (CONFIG, VOCABULARY, WEIGHTS, METRICS, SNAPSHOTS)
-PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION_FILES)
+PHASE1_FILES = (CONFIG, VOCABULARY, ANCHOR_MODEL, WEIGHTS, METRICS, SNAPSHOTS)
+PHASE2_FILES = (COMPOSITION, MEANS, CURVE, *CALIBRATION_FILES)
 MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model without a warning
 BY_USER = "chosen by the user"
 
@@ -174,12 +175,17 @@ def model_folder(
 
 
 def save_training(
-    folder: Any, model: Generator, name: str, dataset: TrajectoryDataset, report: dict[str, Any]
+    folder: Any,
+    model: Generator,
+    name: str,
+    dataset: TrajectoryDataset,
+    report: dict[str, Any],
+    anchors: AnchorModel | None = None,
 ) -> dict[str, Any]:
     """Write a trained generator into its folder and return the report with the memory used."""
     report = report | {"peak_gb": round(peak_gb(), 3)}
     if folder is not None:
-        save_model(folder.path, model, name)
+        save_model(folder.path, model, name, dataset, anchors)
         folder.details |= {
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
@@ -339,8 +345,9 @@ class _Plan:
             result = self.run(base, dataset, evidence, trainer, self.options)
             if folder is not None:
                 _save_supervision(folder, result, evidence, facts)
+            anchors = None if evidence is None else evidence.anchor_model
             return save_training(
-                folder, result.generator, model.name, dataset, facts | result.report
+                folder, result.generator, model.name, dataset, facts | result.report, anchors
             )
 
     def _describe(self, evidence: Evidence) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from mobatlas.config import RegionsConfig, RunConfig, build_run, load_run, merge
@@ -510,7 +509,10 @@ class Steps:
 
     def _samples(self, name: str, model: Path, n: int, request: SampleRequest) -> Path:
         out = self.out / "samples" / f"{name.replace(', ', '-')}.parquet"
-        request = replace(request, coarsen=self.config.samples.coarsen, seed=self.config.seed)
+        options = self.config.samples
+        request = replace(
+            request, anchors=options.anchors, coarsen=options.coarsen, seed=self.config.seed
+        )
 
         def compute(_: bool) -> None:
             with track(f"sampling {name}", n, self.quiet) as tracker:
@@ -521,6 +523,7 @@ class Steps:
             "wanted": {str(group): n for group in request.group or (None,)},
             "calibrate": request.calibrate,
             "coarsen": request.coarsen,
+            "anchors": request.anchors,
         }
         return self._seeded(f"samples {name}", out, inputs, compute)
 
@@ -580,10 +583,9 @@ class Steps:
     def _regional_scores(self, model: Path, regions: RegionsFolder) -> dict[str, Any]:
         """Scores that need no labels: held-out people of the regions, and held-out regions."""
         dataset = self.dataset
-        people = np.intersect1d(dataset.split_people("train"), dataset.person)
-        homes = dataset.anchors[people]  # (people, 4)
+        baseline = load_model(self.baseline)
         samplers: dict[str, Sampler] = {
-            BASELINE: PlainSampler(load_model(self.baseline).generator, homes),
+            BASELINE: PlainSampler(baseline.generator, baseline.population.anchors),
             "supervised": load_sampler(load_model(model)),
         }
         return {

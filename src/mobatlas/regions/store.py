@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.types import Ints
 from mobatlas.errors import MobatlasError, log
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST, Manifest, read_manifest, read_parquet, refuse_corrupt
@@ -155,6 +156,23 @@ def load_regions(path: Path | str) -> Regions:
     >>> load_regions("regions").groups.names  # doctest: +SKIP
     """
     return RegionsFolder.open(path).regions
+
+
+def region_of(
+    dataset: TrajectoryDataset,
+    people: Ints,
+    assignment: dict[str, str] | None,
+    regions: Sequence[str],
+) -> Ints | None:
+    """The number of each person's region (people,), -1 if it has none; None without assignment."""
+    if assignment is None:
+        return None
+    users = dataset.people["user_id"].to_pylist()
+    number = {name: k for k, name in enumerate(regions)}
+    return np.array(
+        [number.get(assignment.get(users[person], ""), -1) for person in people.tolist()],
+        dtype=np.int64,
+    )
 
 
 def write_aggregates(path: Path, v: Aggregates) -> None:

@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 import torch
 
 from mobatlas.config import Coarsening
+from mobatlas.data.anchors import OBSERVED, SYNTHETIC
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.samples import to_rows
 from mobatlas.data.types import EARTH_KM, Flags, Floats, Ints
@@ -71,10 +72,11 @@ class SampleRequest:
     regions
         The REGIONS folder that has the region, if the model itself has no regions.
     anchors
-        A table of home_lat, home_lon, work_lat, work_lon and optionally group. Its rows are used in
-        order; without `region` and `anchors`, homes are drawn from all training people.
+        "synthetic" homes and workplaces, the "observed" ones of training people, or a table of
+        home_lat, home_lon, work_lat, work_lon and optionally group, whose rows are used in order.
     coarsen
-        Move homes and workplaces: "1km" at random within a radius, "grid:500m" to a grid.
+        Move homes and workplaces that are not synthetic: "1km" at random within a radius,
+        "grid:500m" to a grid.
     calibrate
         Select samples of groups so that they have the estimated means.
     posterior
@@ -105,7 +107,7 @@ class SampleRequest:
     group: str | Sequence[str] | None = None
     region: str | None = None
     regions: Path | str | None = None
-    anchors: Path | str | None = None
+    anchors: Path | str = SYNTHETIC
     coarsen: float | str | None = None
     calibrate: bool = False
     posterior: bool = False
@@ -116,6 +118,11 @@ class SampleRequest:
     shard: str | None = None
     chunk: int | None = None
     reject_copies: bool = False
+
+    @property
+    def table(self) -> Path | None:
+        """The table of anchors."""
+        return None if self.anchors in (SYNTHETIC, OBSERVED) else Path(self.anchors)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.config import Coarsening
+from mobatlas.data.anchors import MIN_PEOPLE, OBSERVED, SYNTHETIC
 from mobatlas.data.samples import sample_schema
 from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.errors import MobatlasError, log
@@ -42,7 +43,7 @@ from mobatlas.supervision.calibration import Weighting
 from mobatlas.supervision.store import (
     informed_features,
     load_draws,
-    load_residence,
+    load_people,
     load_sampler,
     refuse_without_posterior,
 )
@@ -141,7 +142,7 @@ def generate(
     with new_file(target, overwrite) as partial:
         loaded = load_model(model, Path(dataset) if dataset is not None else None)
         loaded.generator.to(device)
-        for source in (loaded.path, loaded.dataset, request.regions, request.anchors):
+        for source in (loaded.path, loaded.dataset, request.regions, request.table):
             if source is not None:
                 refuse_overlap(Path(source), target)
         plan = _plan(loaded, n, request, coarsening, tracker)
@@ -192,7 +193,7 @@ def _write(
 def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
     for is_wrong, sentence in (
         (
-            n is None and request.anchors is None,
+            n is None and request.table is None,
             "--n is missing: give the number of trajectories, "
             "or --anchors to sample one for each of its rows",
         ),
@@ -206,7 +207,7 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
             f"--seed {request.seed}: give a whole number from 0 to 2^63 - 1",
         ),
         (
-            request.region is not None and request.anchors is not None,
+            request.region is not None and request.table is not None,
             "--anchors and --region both choose the homes of people; pass only one of them",
         ),
         (
@@ -239,8 +240,13 @@ def _plan(
     """Resolve a request with a model."""
     groups = _group_shares(model, request.group)
     people, region_shares = _people(model, request, bool(groups))
+    if coarsening is not None and request.anchors == SYNTHETIC:
+        log.warning(
+            "--coarsen %s has no effect: the homes and workplaces are synthetic", coarsening
+        )
+        coarsening = None
     if coarsening is not None:
-        secret = people.anchors if request.anchors is not None else model.population()
+        secret = people.anchors if request.table is not None else model.observed().anchors
         people = replace(people, anchors=coarsen_anchors(people.anchors, coarsening, secret))
     if model.manifest.details.get(SUPERVISION, {}).get("membership"):
         log.warning(
@@ -315,14 +321,21 @@ def _group_shares(model: Model, group: Any) -> list[Floats]:
 def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[People, Floats | None]:
     """The people to sample, and the shares of groups in their region (groups,)."""
     names = model.groups.names if model.groups is not None else ()
-    if request.anchors is not None:
-        return _people_of_table(Path(request.anchors), model, has_group), None
+    if request.table is not None:
+        return _people_of_table(request.table, model, has_group), None
+    is_observed = request.anchors == OBSERVED
+    if is_observed:
+        log.warning(
+            "--anchors observed: the samples disclose where training people of %s live and work; "
+            "do not share them",
+            model.dataset,
+        )
     if request.region is not None:
         folder = Path(request.regions) if request.regions is not None else None
-        homes, shares = model.region(request.region, folder)
+        homes, shares = model.region(request.region, folder, observed=is_observed)
         return People(homes, names), shares
-    residence = load_residence(model) if has_group else None
-    return People(model.population(), names, residence=residence), None
+    anchors, residence = load_people(model, observed=is_observed)
+    return People(anchors, names, residence=residence if has_group else None), None
 
 
 def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
@@ -394,7 +407,7 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
     needs_calibration = model.groups is not None and model.generator.groups is None
     if not has_groups or not (wanted or needs_calibration):
         return None
-    return POPULATION if request.region is None and request.anchors is None else "fixed_anchors"
+    return POPULATION if request.region is None and request.table is None else "fixed_anchors"
 
 
 def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, Any]]:
@@ -410,7 +423,8 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         "posterior": plan.posterior,
         "informed": informed_features(model) if has_groups else None,
         "shard": request.shard,
-        "anchors": file_hash(Path(request.anchors)) if request.anchors is not None else None,
+        "anchors": file_hash(request.table) if request.table is not None else request.anchors,
+        "discloses": _disclosure(request, plan),
         "versions": library_versions(),
     }
     return [
@@ -423,6 +437,16 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         }
         for part in plan.parts
     ]
+
+
+def _disclosure(request: SampleRequest, plan: Plan) -> str:
+    """What the homes and workplaces of the file disclose, in one sentence."""
+    moved = f", moved by {plan.coarsening}" if plan.coarsening else ""
+    if request.anchors == OBSERVED:
+        return f"Homes and workplaces of training people{moved}."
+    if request.table is not None:
+        return f"Homes and workplaces of the table of --anchors{moved}."
+    return f"Homes and workplaces are synthetic; {MIN_PEOPLE} people or more are behind each cell."
 
 
 def _calibration_report(plan: Plan) -> dict[str, Any]:

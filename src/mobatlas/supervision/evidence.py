@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 from scipy import optimize, sparse
 
+from mobatlas.data.anchors import AnchorModel, Residents
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError, listed, log, refuse_faults, suggestion
@@ -28,7 +29,7 @@ from mobatlas.regions.periods import compare_levels, same_level
 from mobatlas.regions.recovery.composition_error import calibrate_composition
 from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
-from mobatlas.regions.store import RegionsFolder
+from mobatlas.regions.store import RegionsFolder, region_of
 from mobatlas.regions.types import (
     Population,
     Recovery,
@@ -91,13 +92,14 @@ class Moments:
     phi: Phi
     means: Floats  # (groups, features)
     baseline: Floats  # (features,) of the whole population
-    anchors: Floats  # (people, 4) of the population
-    residence: Floats | None = None  # (people, groups) p(d | home region); None: not used
+    people: int  # that it was estimated from
+    anchors: Floats  # (rows, 4) of a synthetic population
+    residence: Floats | None = None  # (rows, groups) p(d | home region); None: not used
 
     @property
     def scale(self) -> Floats:
         """sqrt(mu0) (features,), in which counts are about equally noisy."""
-        return np.sqrt(np.maximum(self.baseline, 1 / max(len(self.anchors), 1)))
+        return np.sqrt(np.maximum(self.baseline, 1 / max(self.people, 1)))
 
     def distance(self, means: Floats, target: Floats) -> dict[str, float]:
         """Distances between two means of phi.
@@ -164,8 +166,9 @@ def labelled_moments(
     baseline = np.asarray(counts.mean(0)).ravel()
     members = [counts[np.flatnonzero(group == number)] for number in range(len(groups))]
     means = [np.asarray(each.mean(0)).ravel() if each.shape[0] else baseline for each in members]
-    anchors = dataset.anchors[dataset.split_people("train")]
-    return Moments(dataset.path, groups, phi, np.stack(means), baseline, anchors)
+    everyone = dataset.anchors[dataset.split_people("train")]
+    anchors = AnchorModel.fit(everyone).population().anchors
+    return Moments(dataset.path, groups, phi, np.stack(means), baseline, len(everyone), anchors)
 
 
 def tilt_to_mean(weights: Floats, number: Floats, level: float) -> Floats:
@@ -217,10 +220,7 @@ class Evidence:
 
     @cached_property
     def moments(self) -> Moments:
-        """The targets of tilts: estimated means and the number of visits.
-
-        People are sorted by anchors, so that their order does not identify them.
-        """
+        """The targets of tilts: estimated means and the number of visits."""
         if self.visits is None:
             return self.aggregate_moments
         return replace(
@@ -233,28 +233,48 @@ class Evidence:
     @cached_property
     def aggregate_moments(self) -> Moments:
         """The moments of the features that the aggregates hold."""
-        anchors = self.anchors[np.lexsort(self.anchors.T)]
         return Moments(
-            self.source, self.groups, self.phi, self.means, self.recovery.baseline, anchors
+            self.source,
+            self.groups,
+            self.phi,
+            self.means,
+            self.recovery.baseline,
+            len(self.anchors),
+            self.population.anchors,
         )
 
+    @cached_property
+    def anchor_model(self) -> AnchorModel:
+        """The distribution of synthetic homes and workplaces, by region where people have one."""
+        return AnchorModel.fit(self.anchors, self.region, self.regions.composition.regions)
+
+    @cached_property
+    def population(self) -> Residents:
+        """Synthetic people, as the MODEL folder has them."""
+        return self.anchor_model.population()
+
     def moments_by(self, membership: bool) -> Moments:
-        """The moments; with `membership` they include p(d | home region) of each person."""
+        """The moments; with `membership` they include p(d | home region) of synthetic people."""
         if not membership:
             return self.moments
-        return replace(self.moments, residence=self.membership()[np.lexsort(self.anchors.T)])
+        return replace(self.moments, residence=self.membership(self.population.region))
 
     def information(self) -> dict[str, float]:
         """Per group, the share of prior variance that the regions removed: 0 is all prior."""
         return dict(zip(self.groups.names, self.recovery.information().tolist(), strict=True))
 
-    def membership(self) -> Floats:
-        """p(d|g) of each training person's region, (people, groups); the mean where unknown."""
+    def membership(self, region: Ints | None = None) -> Floats:
+        """p(d|g) of each training person's region, (people, groups); the mean where unknown.
+
+        Or that of other numbers of regions (rows,).
+        """
         if self.region is None:
             raise MobatlasError(
                 f"--membership: {self.source} does not assign people to regions; leave it out"
             )
-        return residence_shares(shrunk_shares(self.regions), self.region)
+        return residence_shares(
+            shrunk_shares(self.regions), self.region if region is None else region
+        )
 
 
 def describe_informed(shares: Mapping[str, float]) -> str:
@@ -468,20 +488,3 @@ def _recovery_warnings(
         *recovery.notes,
         *compare_levels(float(recovery.baseline.sum()), float(training_mean.sum())),
     ]
-
-
-def region_of(
-    dataset: TrajectoryDataset,
-    people: Ints,
-    assignment: dict[str, str] | None,
-    regions: Sequence[str],
-) -> Ints | None:
-    """The number of each person's region (people,), -1 if it has none; None without assignment."""
-    if assignment is None:
-        return None
-    users = dataset.people["user_id"].to_pylist()
-    number = {name: k for k, name in enumerate(regions)}
-    return np.array(
-        [number.get(assignment.get(users[person], ""), -1) for person in people.tolist()],
-        dtype=np.int64,
-    )

@@ -25,10 +25,10 @@ from mobatlas.features.divergences import DIVERGENCES, normalise
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
-from mobatlas.regions.store import RegionsFolder
+from mobatlas.regions.store import RegionsFolder, region_of
 from mobatlas.regions.types import Aggregates, bins_by_map
 from mobatlas.supervision.calibration import PlainSampler, Sampler
-from mobatlas.supervision.evidence import Phi, region_of
+from mobatlas.supervision.evidence import Phi
 from mobatlas.training.loop import Share, Stage, Trainer
 
 

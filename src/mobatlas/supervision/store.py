@@ -22,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from mobatlas.config import build
-from mobatlas.data.types import ANCHORS, Floats
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator
-from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
+from mobatlas.generators.store import COMPOSITION, SUPERVISION, Model
 from mobatlas.io.manifest import MANIFEST, read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
@@ -192,7 +192,7 @@ def _spread(fits: list[PoolFit], choice: Choice, candidates: int | None) -> Floa
 
 
 def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) -> None:
-    """Write composition, anchors and estimated means, with the tilt (groups, features) if any.
+    """Write composition and estimated means, with the tilt (groups, features) if any.
 
     Each mean has its posterior covariance with the same mean of every group. Above
     `MAX_COVARIANCES` numbers only the standard deviation is saved; `recover` computes the rest.
@@ -215,7 +215,6 @@ def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
         "believed": shrunk_shares(evidence.regions).ravel(),
     }
     pq.write_table(pa.table(shares), folder / COMPOSITION)
-    pq.write_table(_anchor_table(evidence), folder / REGION_ANCHORS)
     columns = {
         "sd": pa.array(sd.ravel(), from_pandas=True),
         "covariance": _covariances(evidence.recovery.covariance, len(features)),
@@ -266,16 +265,6 @@ def _family_columns(evidence: Evidence, features: int) -> dict[str, Any]:
     }
 
 
-def _anchor_table(evidence: Evidence) -> pa.Table:
-    """Anchors by region, sorted so that their order does not identify people; null: no region."""
-    names = np.array([*evidence.regions.composition.regions, None], dtype=object)
-    anchors = evidence.anchors
-    region = np.full(len(anchors), -1) if evidence.region is None else evidence.region
-    order = np.lexsort((*anchors.T, region))
-    columns = {name: anchors[order, k] for k, name in enumerate(ANCHORS)}
-    return pa.table({"region": pa.array(names[region[order]], pa.string()), **columns})
-
-
 def save_curve(folder: Path, curve: Iterable[Mapping[str, Any]]) -> None:
     """Write the learning curve, one line per validation."""
     lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in curve)
@@ -324,9 +313,8 @@ def load_moments(model: Model) -> Moments | None:
         )
     mask = model.manifest.details.get(SUPERVISION, {}).get("mask", ())
     phi = Phi.of(features, model.generator.vocabulary, mask)
-    return Moments(
-        path, groups, phi, means, population[0], model.population(), load_residence(model)
-    )
+    people = model.anchors.people
+    return Moments(path, groups, phi, means, population[0], people, *load_people(model))
 
 
 def load_posterior(model: Model) -> Posterior | None:
@@ -409,26 +397,27 @@ def informed_features(model: Model) -> dict[str, Any] | None:
         return {"features": informed, "evidence": shares, "others": describe_informed(shares)}
 
 
-def load_residence(model: Model) -> Floats | None:
-    """p(d | home region) of each row of the model's population (rows, groups).
+def load_people(model: Model, *, observed: bool = False) -> tuple[Floats, Floats | None]:
+    """Anchors (rows, 4) of synthetic or of training people, and their p(d | home region).
 
-    None if the model was supervised without membership.
+    The latter (rows, groups) is None if the model was supervised without membership.
     """
-    if not model.manifest.details.get(SUPERVISION, {}).get("membership"):
-        return None
+    membership = model.manifest.details.get(SUPERVISION, {}).get("membership")
+    people = (
+        model.observed(model.regions_path if membership else None) if observed else model.population
+    )
+    if not membership:
+        return people.anchors, None
     path = model.path / COMPOSITION
     with refuse_corrupt(path):
         table = read_parquet(path)
-        homes = read_parquet(model.path / REGION_ANCHORS)
-        regions = table["region"].unique().to_pylist()
-        shares = table["believed"].to_numpy().reshape(len(regions), -1)
-        number = {name: k for k, name in enumerate(regions)} | {None: -1}
-        region = np.array([number[name] for name in homes["region"].to_pylist()], dtype=np.int64)
-        order = np.lexsort([homes[name].to_numpy() for name in ANCHORS])  # of `Model.population`
-        return residence_shares(shares, region[order])
+        shares = table["believed"].to_numpy().reshape(len(table["region"].unique()), -1)
+        return people.anchors, residence_shares(shares, people.region)
 
 
-def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
+def load_sampler(
+    model: Model, tracker: Tracker = SILENT, *, observed: bool = False
+) -> CalibratedSampler:
     """The calibrated sampler of a model that was supervised with regions or labels.
 
     If the folder has no calibration, the model is calibrated here with its own seed.
@@ -439,6 +428,8 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         A model, as `load_model` returns it.
     tracker
         Receives the progress of a calibration, in per cent.
+    observed
+        Use the homes and workplaces of training people, not synthetic ones.
 
     Returns
     -------
@@ -461,4 +452,6 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         calibration = fit_calibration(
             model.generator, moments, config, model.manifest.seed or 0, tracker
         )
-    return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.residence)
+    return CalibratedSampler.of(
+        model.generator, calibration, *load_people(model, observed=observed)
+    )
