@@ -58,6 +58,17 @@ def contrast_variance(population: Floats, covariance: Floats) -> Floats:
     return np.einsum("ab,...bc,ac->...a", centring, covariance, centring)
 
 
+def assumed_part(population: Floats, covariance: Floats, informed: Floats) -> Floats:
+    """The part of a covariance C (bins, groups, groups) that is not information W: C - C W C.
+
+    It is that of log ratios to the population.
+    """
+    centring = np.eye(len(population)) - population
+    part = centring @ (covariance - covariance @ informed @ covariance) @ centring.T
+    values, vectors = np.linalg.eigh((part + part.swapaxes(1, 2)) / 2)
+    return np.asarray((vectors * np.maximum(values, 0)[:, None]) @ vectors.swapaxes(1, 2))
+
+
 def effective_information(
     information: Floats, columns: slice, nuisance_variance: Floats, confounder: Floats | None
 ) -> Floats:

@@ -439,7 +439,8 @@ class _Recoverer:
         if not self._confounded or self._centroids is None:
             return None
         rows = Rows(model.regions.shares, model.regions.surface)
-        complete = np.flatnonzero(~np.isnan(model.regions.published).any(1))
+        sample = model.sample
+        complete = sample[~np.isnan(model.regions.published[sample]).any(1)]
         if not len(complete):
             return None
         covariance = self._factors.covariance(slopes.shown())
