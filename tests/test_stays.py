@@ -124,12 +124,6 @@ def test_stays_within_reach_of_each_other_are_one_place_and_its_centre_is_their_
     assert centres / METRE == pytest.approx([90, 500])
 
 
-def test_a_single_stay_is_no_place_when_a_place_needs_two() -> None:
-    lat = np.zeros(3)
-    lon = np.array([0.0, 50.0, 500.0]) * METRE
-    assert cluster_places(lat, lon, metres=100, min_samples=2).tolist() == [0, 0, -1]
-
-
 def test_a_degree_of_longitude_shrinks_to_the_north() -> None:
     lat = np.full(2, 60.0)
     lon = np.array([0.0, 150 * METRE])  # 75 m apart

@@ -18,11 +18,11 @@ by r squared.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -428,14 +428,7 @@ def _group_warnings(path: Path, codes: Ints | None) -> list[str]:
     return [f"{path}: {without:,} of {len(codes):,} trajectories have no group and are left out"]
 
 
-class _FeatureMap(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def counts(self, trajectories: Trajectories) -> Any: ...
-
-
-Statistic = _FeatureMap | Callable[[Trajectories], Any]
+Statistic = Any  # a feature map, or a function of trajectories
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ class GeolifeOptions(Section):
     stay_minutes: float = Field(20.0, gt=0)
     max_gap_minutes: float = Field(720.0, gt=0)  # a night at home without signal is one stay
     place_metres: float = Field(100.0, gt=0)
-    place_min_stays: int = Field(1, ge=1)  # a stay with fewer stays nearby is dropped
 
 
 def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
@@ -133,18 +132,17 @@ def _first_far_point(points: Floats, look_until: int, metres: float) -> int:
     return len(points)
 
 
-def cluster_places(lat: Floats, lon: Floats, metres: float, min_samples: int = 1) -> Ints:
+def cluster_places(lat: Floats, lon: Floats, metres: float) -> Ints:
     """The place of each stay (stays,): stays chained by steps of at most `metres` share one.
 
-    Places are numbered from 0. With `min_samples` above 1, a stay with fewer stays around it
-    (itself included) and no place within reach gets -1.
+    Places are numbered from 0.
     """
     # The import takes a second, and few commands need it.
     from sklearn.cluster import DBSCAN
 
     clusters = DBSCAN(
         eps=metres / (EARTH_KM * 1000),
-        min_samples=min_samples,
+        min_samples=1,
         metric="haversine",
         algorithm="ball_tree",
     )
@@ -152,13 +150,9 @@ def cluster_places(lat: Floats, lon: Floats, metres: float, min_samples: int = 1
 
 
 def place_centres(lat: Floats, lon: Floats, labels: Ints) -> tuple[Floats, Floats]:
-    """Mean coordinates of each place (places,), over the stays that belong to one."""
-    member = labels >= 0
-    counts = np.bincount(labels[member])
-    return (
-        np.bincount(labels[member], weights=lat[member]) / counts,
-        np.bincount(labels[member], weights=lon[member]) / counts,
-    )
+    """Mean coordinates of each place (places,)."""
+    counts = np.bincount(labels)
+    return np.bincount(labels, weights=lat) / counts, np.bincount(labels, weights=lon) / counts
 
 
 def _trajectory_folders(path: Path) -> dict[str, Path]:
@@ -222,18 +216,15 @@ def _tables(stays: pd.DataFrame, options: GeolifeOptions) -> tuple[pa.Table, pa.
     """The tables visits and pois."""
     lat = stays["lat"].to_numpy()
     lon = stays["lon"].to_numpy()
-    labels = cluster_places(lat, lon, options.place_metres, options.place_min_stays)
+    labels = cluster_places(lat, lon, options.place_metres)
     centres = place_centres(lat, lon, labels)  # (places,) each
     places = pa.array([f"place:{label}" for label in range(len(centres[0]))], pa.string())
-    has_place = labels >= 0
     visits = {
         "user_id": pa.array(stays["user_id"], pa.string()),
-        "poi_id": places.take(pa.array(labels, mask=~has_place)),
-        "lat": lat.copy(),
-        "lon": lon.copy(),
+        "poi_id": places.take(pa.array(labels)),
+        "lat": centres[0][labels],
+        "lon": centres[1][labels],
     }
-    for name, centre in zip(("lat", "lon"), centres, strict=True):
-        visits[name][has_place] = centre[labels[has_place]]
     for name in ("arrival", "departure"):
         local = np.rint(stays[name].to_numpy() + options.utc_offset_hours * 3600)
         visits[name] = pa.array(local.astype("datetime64[s]")).cast(pa.timestamp("us"))

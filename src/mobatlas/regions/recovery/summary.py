@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import special, stats
 
 from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
@@ -387,17 +387,10 @@ def _verdicts(estimate: _Estimate, features: Sequence[str]) -> npt.NDArray[np.st
         tested = np.zeros(p.shape, dtype=bool)
         tested[:, bins] = known[:, bins]
         clear = np.zeros(p.shape, dtype=bool)
-        clear[tested] = _discoveries(p[tested], 1 - estimate.level)
+        adjusted = stats.false_discovery_control(p[tested], method="by")
+        clear[tested] = adjusted <= 1 - estimate.level
         verdicts[clear] = np.where(z[clear] > 0, MORE, LESS)
     return verdicts
-
-
-def _discoveries(p: Floats, wrong: float) -> Flags:
-    """Which p-values are significant at a false discovery rate (Benjamini and Yekutieli)."""
-    rank = np.arange(1, len(p) + 1)
-    ordered = np.sort(p)
-    passed = np.flatnonzero(ordered <= wrong * rank / (len(p) * (1 / rank).sum()))
-    return p <= ordered[passed[-1]] if len(passed) else np.zeros(len(p), dtype=bool)
 
 
 def _undistinguished(recovery: Recovery, bins: Ints, level: float) -> dict[str, tuple[str, ...]]:
