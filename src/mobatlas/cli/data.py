@@ -348,6 +348,7 @@ def evaluate(
             "--out", metavar="DIR", help="Also write tables (CSV, Markdown, LaTeX, JSON)."
         ),
     ] = None,
+    rename: Rename = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -363,6 +364,7 @@ def evaluate(
         strong=strong,
         strong_calibrated=strong_calibrated,
         seed=seed,
+        rename=parse_renames(rename or ()),
     )
     if out is not None:
         mobatlas.write_evaluation(out, result, overwrite=overwrite)

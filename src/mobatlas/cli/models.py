@@ -32,6 +32,7 @@ from mobatlas.cli.options import (
     Precision,
     Preset,
     Quiet,
+    Rename,
     Resume,
     Shard,
     SnapshotSteps,
@@ -41,7 +42,7 @@ from mobatlas.cli.options import (
     TrustCode,
     show,
 )
-from mobatlas.config import load_run, merge, parse_assignments
+from mobatlas.config import load_run, merge, parse_assignments, parse_renames
 from mobatlas.progress import track
 
 app = typer.Typer()
@@ -174,6 +175,7 @@ def generate(
         Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
     anchors: Anchors = None,
+    rename: Rename = None,
     lengths: Lengths = "model",
     coarsen: Coarsen = None,
     calibrate: Calibrate = False,
@@ -202,6 +204,7 @@ def generate(
         region=region,
         regions=regions,
         anchors=anchors,
+        rename=parse_renames(rename or ()),
         lengths=lengths,
         coarsen=coarsen,
         calibrate=calibrate,

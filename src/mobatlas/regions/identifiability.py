@@ -153,10 +153,8 @@ def diagnose(
         The aggregates of the same regions.
     randomised, population
         As in `Regions`; random assignment rules out confounding with geography.
-    delta
-        Probability that the bound fails.
-    min_region
-        People that a region should have; smaller ones are proposed for merging.
+    delta, min_region
+        Probability that the bound fails. Regions of fewer people are proposed for merging.
 
     Returns
     -------

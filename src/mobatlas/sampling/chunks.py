@@ -17,9 +17,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -71,6 +71,8 @@ class SampleRequest:
     anchors
         A table of home_lat, home_lon, work_lat, work_lon and optionally group. Its rows are used in
         order; without `region` and `anchors`, homes are drawn from all training people.
+    rename
+        Columns of the table of anchors: the expected name to the name in the table.
     lengths
         "model", or "empirical" to draw lengths from the training trajectories.
     coarsen
@@ -103,6 +105,7 @@ class SampleRequest:
     region: str | None = None
     regions: Path | str | None = None
     anchors: Path | str | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
     lengths: str = "model"
     coarsen: float | str | None = None
     calibrate: bool = False

@@ -6,7 +6,7 @@ read.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,7 @@ def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[Peop
     """The people to sample, and the shares of groups in their region (groups,)."""
     names = model.groups.names if model.groups is not None else ()
     if request.anchors is not None:
-        return _people_of_table(Path(request.anchors), model, has_group), None
+        return _people_of_table(Path(request.anchors), request.rename, model, has_group), None
     if request.region is not None:
         folder = Path(request.regions) if request.regions is not None else None
         homes, shares = model.region(request.region, folder)
@@ -321,9 +321,11 @@ def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[Peop
     return People(model.population(), names, residence=residence), None
 
 
-def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
+def _people_of_table(
+    path: Path, rename: Mapping[str, str], model: Model, has_group: bool
+) -> People:
     groups = model.groups
-    table = read_table(path)
+    table = read_table(path, rename)
     require_columns(str(path), table.columns, ANCHORS)
     anchors = np.stack(  # (rows, 4)
         [number_column(path, table, name, missing=True) for name in ANCHORS], axis=1
