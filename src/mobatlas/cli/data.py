@@ -347,6 +347,7 @@ def evaluate(
             help="Calibrated samples of the model trained on labels.",
         ),
     ] = None,
+    rename: Rename = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json: Json = False,
 ) -> None:
@@ -361,6 +362,7 @@ def evaluate(
         strong=strong,
         strong_calibrated=strong_calibrated,
         seed=seed,
+        rename=parse_renames(rename or ()),
     )
     show(result.as_dict(), json, evaluation_table(result))
 

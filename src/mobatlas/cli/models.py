@@ -31,6 +31,7 @@ from mobatlas.cli.options import (
     Preset,
     Quiet,
     RejectCopies,
+    Rename,
     Resume,
     Shard,
     SnapshotSteps,
@@ -38,7 +39,7 @@ from mobatlas.cli.options import (
     TrainingSeed,
     show,
 )
-from mobatlas.config import load_run, merge, parse_assignments
+from mobatlas.config import load_run, merge, parse_assignments, parse_renames
 from mobatlas.progress import track
 
 app = typer.Typer()
@@ -167,6 +168,7 @@ def generate(
         Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
     anchors: Anchors = "synthetic",
+    rename: Rename = None,
     coarsen: Coarsen = None,
     calibrate: Calibrate = False,
     reject_copies: RejectCopies = False,
@@ -194,6 +196,7 @@ def generate(
         region=region,
         regions=regions,
         anchors=anchors,
+        rename=parse_renames(rename or ()),
         coarsen=coarsen,
         calibrate=calibrate,
         posterior=posterior,

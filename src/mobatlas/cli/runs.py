@@ -92,8 +92,8 @@ def init(
         rename=parse_renames(rename or ()),
     )
     facts = write_configuration(out, visits, source, overwrite=overwrite)
-    wrote = f"wrote {out}; check it, then start: mobatlas run {out}"
-    show(facts, json, Group(check_table(facts), Text(wrote)))
+    wrote = Text(f"wrote {out}; check it, then start: mobatlas run {out}")
+    show(facts, json, Group(check_table(facts), wrote))
 
 
 @app.command()

@@ -18,7 +18,7 @@ by r squared.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,7 @@ from mobatlas.errors import MobatlasError, first_line, out_of_memory
 from mobatlas.groups import Groups
 from mobatlas.io.limits import refuse_bomb
 from mobatlas.io.manifest import METADATA
-from mobatlas.io.tables import require_columns
+from mobatlas.io.tables import renamed_columns, require_columns
 
 TEXT = pa.string()
 NUMBER = pa.float64()
@@ -165,18 +165,22 @@ class Samples:
         return self.trajectories.take(np.flatnonzero(self.groups == number))
 
 
-def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None = None) -> Samples:
+def read_samples(
+    path: Path | str,
+    vocabulary: Vocabulary,
+    groups: Groups | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Samples:
     """Read a Parquet file of samples, one row per visit.
 
     Parameters
     ----------
-    path
-        A file with the columns `trajectory` and `poi_id`. Visits are ordered by the column
-        `position`, or else as in the file. Anchors and times are read if the file has them.
-    vocabulary
-        The vocabulary of the dataset that the samples are compared with.
-    groups
-        The groups that the column `group` may name. None ignores that column.
+    path, rename
+        A file with the columns `trajectory` and `poi_id`, and its names of columns. Visits are in
+        the order of the column `position`, or of the file. It may have anchors and times.
+    vocabulary, groups
+        Those of the dataset that the samples are compared with. Without groups, the column `group`
+        is ignored.
 
     Returns
     -------
@@ -188,7 +192,7 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
     >>> read_samples("samples.parquet", dataset.vocabulary).warnings  # doctest: +SKIP
     ()
     """
-    file = _SampleFile.open(Path(path))
+    file = _SampleFile.open(Path(path), rename or {})
     rows = _Rows.sort(file)
     group_codes = rows.group_codes(groups) if groups is not None and "group" in file.names else None
     anchors = file.anchors(rows.order[rows.starts])  # (trajectories, 4)
@@ -229,11 +233,11 @@ class _SampleFile:
 
     path: Path
     parquet: pq.ParquetFile
-    names: list[str]
+    names: list[str]  # after renaming
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, rename: Mapping[str, str]) -> Self:
         if not path.is_file():
             reason = "this is a folder; give one Parquet file" if path.is_dir() else "no such file"
             raise MobatlasError(f"{path}: {reason}")
@@ -245,7 +249,7 @@ class _SampleFile:
                 f"{path}: this is not a readable Parquet file ({first_line(error)}); "
                 "give one as `mobatlas generate` writes it"
             ) from None
-        names = parquet.schema_arrow.names
+        names = renamed_columns(parquet.schema_arrow.names, rename)
         require_columns(str(path), names, ("trajectory", "poi_id"))
         if not parquet.metadata.num_rows:
             raise MobatlasError(
@@ -258,7 +262,8 @@ class _SampleFile:
     ) -> pa.ChunkedArray:
         """Read a column, cast to a type if one is given."""
         try:
-            values = self.parquet.read(columns=[name], use_threads=False)[name]
+            theirs = self.parquet.schema_arrow.names[self.names.index(name)]
+            values = self.parquet.read(columns=[theirs], use_threads=False)[theirs]
             values = values if kind is None else values.cast(kind)
         except (OSError, pa.ArrowException) as error:
             if out_of_memory(error):

@@ -103,24 +103,22 @@ def evaluate(
     strong_calibrated: Samples | Path | str | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
+    rename: Mapping[str, str] | None = None,
 ) -> Evaluation:
     """Score a file of samples against the real people of a split.
 
     Parameters
     ----------
-    samples
-        A file that `generate` wrote. Without groups it is compared with the people of each group.
-    dataset
-        The prepared dataset.
-    split
-        "test" or "val".
+    samples, rename
+        A file as of `generate`, and its names of columns. Without groups, all groups are compared.
+    dataset, split
+        The prepared dataset, and "test" or "val".
     baseline, strong, strong_calibrated
-        Samples of the model without groups, of the model trained on labels, and of the latter
-        calibrated to labelled means, the ceiling. They are scored as well.
-    seed
-        Decides which trajectories are compared; all sides have equally many of a group.
-    resamples
-        Bootstrap resamples of people for the 95 % intervals.
+        Samples of the model without groups, of that trained on labels, and of the latter calibrated
+        to labelled means, the ceiling. They are scored as well.
+    seed, resamples
+        Decides which trajectories are compared; all sides have equally many of a group. Bootstrap
+        resamples of people for the 95 % intervals.
 
     Returns
     -------
@@ -136,7 +134,9 @@ def evaluate(
     labels = labelled_groups(opened)
     sources = (baseline, samples, strong, strong_calibrated)
     files = {
-        label: file if isinstance(file, Samples) else read_samples(file, opened.vocabulary, labels)
+        label: file
+        if isinstance(file, Samples)
+        else read_samples(file, opened.vocabulary, labels, rename)
         for label, file in zip(MODELS[:-1], sources, strict=True)  # the last is the floor
         if file is not None
     }

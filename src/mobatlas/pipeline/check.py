@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mobatlas.config import RegionsConfig, RunConfig
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import Summary
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.generators.protocol import TILE
 from mobatlas.pipeline.models import configure
 from mobatlas.pipeline.run import StepCache, Steps, region_files
@@ -42,7 +42,6 @@ POOL = 4_096  # samples of a group behind its calibration
 CANDIDATES = 3  # samples drawn for each calibrated one
 RECOVERY = 3e-5  # seconds per region and feature
 SCORES = 8e-3  # seconds per sample of the evaluation and the audit
-VISIT_GB = 25e-9  # in a file of samples
 WEIGHTS = 4  # copies on disk: the model, and a checkpoint with the state of its optimiser
 
 
@@ -77,11 +76,10 @@ class Check:
     def raise_problems(self) -> None:
         """Refuse all problems at once."""
         problems = list(dict.fromkeys(self.problems))
+        lines = [f"{number}. {each}" for number, each in enumerate(problems, 1)]
         if problems[1:]:
-            lines = (f"{number}. {each}" for number, each in enumerate(problems, 1))
             raise MobatlasError("\n".join([f"{len(problems)} problems:", *lines]))
-        for problem in problems:
-            raise MobatlasError(problem)
+        refuse_faults(dict.fromkeys(problems, True))
 
     @contextmanager
     def collect(self, step: str = "") -> Iterator[None]:
@@ -97,21 +95,16 @@ class Check:
     def read_visits(self) -> None:
         """Prepare the visits, or a sample of them."""
         out = self.steps.out / "dataset"
-        try:
-            self.summary = self.steps.prepare(out, most_rows=MOST_ROWS)
-        except MobatlasError:
-            if self.steps.source.is_file():
-                refuse_interchanged(self.steps.source, "--visits")
-            raise
+        if self.steps.source.is_file() and not self.steps.config.prepare.rename:
+            refuse_interchanged(self.steps.source, "--visits")
+        self.summary = self.steps.prepare(out, most_rows=MOST_ROWS)
         self.dataset = TrajectoryDataset.open(out)
 
     def read_regions(self, name: str, source: RegionsConfig) -> None:
         """Build regions with all evidence; if that fails, check each table alone."""
-        earlier, self.problems = self.problems, []
-        if self.dataset is not None and not earlier:
+        if self.dataset is not None and not self.problems:
             with self.collect(f"regions {name}"):
                 self.regions[name] = self._build(self.dataset, source)
-        found, self.problems = self.problems, earlier
         if name in self.regions:
             return
         for key, paths in region_files(source).items():
@@ -119,19 +112,16 @@ class Check:
                 if (self.steps.base / path).exists():
                     with self.collect():
                         self._check_alone(key, path, source)
-        self.problems += found
 
     def _build(self, dataset: TrajectoryDataset, source: RegionsConfig) -> BuiltRegions:
         """Build regions; infer the periods of tables that do not say them."""
         found = {name: period for name, (period, _) in self.periods.items()}
-        options = self.steps.regions_options(
-            source.model_copy(update={"per": {**found, **source.per}})
-        )
+        source = source.model_copy(update={"per": {**found, **source.per}})
+        options = self.steps.regions_options(source, require_per=self.span is not None)
         try:
-            options = replace(options, require_per=self.span is not None)
             return build_from_dataset(dataset, options, self.steps.config.seed)
         except UndeclaredPeriod as error:
-            period = infer_period(*error.levels, dataset.window_days, self.span)
+            period = infer_period(*error.comparison, self.span)
             if self.span is None or period is None:
                 raise
             self.periods[error.path.name] = period
@@ -247,7 +237,7 @@ def _costs(check: Check) -> dict[str, dict[str, float]]:
     """Seconds, memory and disk (GB) of each step."""
     run, dataset, summary = check.steps, check.dataset, check.summary
     assert dataset is not None and summary is not None
-    files = [path.stat().st_size for path in dataset.path.rglob("*") if path.is_file()]
+    files = (path.stat().st_size for path in dataset.path.rglob("*") if path.is_file())
     dataset_gb = sum(files) / 1e9 / summary.share
     config = configure(run.family, run.config.preset, run.generator_options)
     stopwatch = _Stopwatch(None, Execution(quiet=True))
@@ -260,26 +250,23 @@ def _costs(check: Check) -> dict[str, dict[str, float]]:
         per_sample = (time.perf_counter() - start) / TILE
     finally:
         logging.disable(logging.NOTSET)
-    fit = model_gb = 0.0
-    if run.family.trainable:
-        fit = stopwatch.per_step * config.weighted_fit.steps
-        model_gb = WEIGHTS * sum(each.nbytes for each in model.network.parameters()) / 1e9
+    trained = model.network.parameters() if run.family.trainable else ()
+    model_gb = WEIGHTS * sum(each.nbytes for each in trained) / 1e9
+    fit = stopwatch.per_step * config.weighted_fit.steps if run.family.trainable else 0.0
     each = run.config.samples.each
     pool = run.config.supervise.options.get("calibration", {}).get("pool") or POOL
     of_group = (pool + (1 + CANDIDATES) * each) * per_sample + SCORES * each
-    samples_gb = each * float(dataset.lengths.mean()) * VISIT_GB
     costs = {
         "prepare": (check.seconds["prepare"] / summary.share, dataset_gb),
         "baseline": (stopwatch.seconds, model_gb),
     }
     if dataset.groups is not None and model_gb and run.config.strong is not False:
-        groups = len(dataset.groups)
-        costs["strong"] = (fit + groups * of_group, model_gb + 2 * groups * samples_gb)
+        costs["strong"] = (fit + len(dataset.groups) * of_group, model_gb)
     for name, built in check.regions.items():
         groups = len(built.regions.groups)
-        recovery = RECOVERY * built.regions.aggregates.values.size
-        seconds = check.seconds[f"regions {name}"] + recovery + fit + groups * of_group
-        costs[f"regions {name}"] = (seconds, model_gb + groups * samples_gb)
+        seconds = check.seconds[f"regions {name}"] + fit + groups * of_group
+        seconds += RECOVERY * built.regions.aggregates.values.size
+        costs[f"regions {name}"] = (seconds, model_gb)
     # What was not read is mapped into memory too.
     memory = peak_gb() + dataset_gb * (1 - summary.share)
     return {

@@ -115,14 +115,16 @@ def _render(
     # `prepare` recognises region columns by name; other columns must be listed.
     people = {*columns.get("people", ())} - {*ATTRIBUTE_NAMES}
     listed = source.by in people and not looks_like_region(str(source.by))
-    regions = source.model_dump(exclude_defaults=True, exclude={"per"})
     page = engine.get_template(TEMPLATE).render(
         visits=_plain(visits, base),
         generator=DEFAULT_GENERATOR,
         window=window,
         has_departure="departure" in names | {*rename},
         rename=rename,
-        regions={key: _plain(value, base) for key, value in regions.items()},
+        regions={
+            key: _plain(value, base)
+            for key, value in source.model_dump(exclude_defaults=True, exclude={"per"}).items()
+        },
         periods={name: (period, "") for name, period in source.per.items()} | dict(periods),
         region_columns=[*filter(looks_like_region, people), source.by] if listed else [],
     )

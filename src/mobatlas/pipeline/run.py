@@ -388,7 +388,9 @@ class Steps:
         }
         return RegionsFolder.open(self._seeded(f"regions {name}", out, inputs, compute))
 
-    def regions_options(self, source: RegionsConfig) -> RegionsOptions:
+    def regions_options(
+        self, source: RegionsConfig, *, require_per: bool = False
+    ) -> RegionsOptions:
         """The options of `build_regions`."""
         tables = self.tables(source)
         return RegionsOptions(
@@ -406,6 +408,7 @@ class Steps:
             labelled=_only(tables, "labelled"),
             labelled_sample=source.labelled_sample,
             per=source.per,
+            require_per=require_per,
             home_panel=_only(tables, "home_panel"),
             polygons=_only(tables, "polygons"),
         )

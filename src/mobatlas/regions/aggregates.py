@@ -229,8 +229,10 @@ def read_aggregates(
             refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
             noise = pivot(path, region, feature, sd * factor) ** 2
             aggregates = replace(aggregates, noise=noise)
-    days = None if scale is None else float(context.window_days / np.median(scale))
-    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), days
+    return (
+        aggregates.select(np.flatnonzero(~np.isnan(values).all(1))),
+        None if scale is None else float(context.window_days / np.median(scale)),
+    )
 
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
@@ -425,16 +427,14 @@ def refuse_interchanged(path: Path, option: str) -> None:
     """Refuse a table whose columns are those of another option's table."""
     names = column_names(path)
     columns = {name.lower() for name in names}
-    by_visit = all(
-        any(map(columns.__contains__, (name, *SYNONYMS[name]))) for name in ("user_id", "arrival")
-    )
     by_group = not columns.isdisjoint(GROUPED) or any(map(ACS_COLUMN.fullmatch, names))
     by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
     by_region = any(map(looks_like_region, names)) or not columns.isdisjoint(HOMES.values())
     likely = "--composition" if by_group and by_region else option
     if by_feature and by_group != by_region:
         likely = "--group-table" if by_group else "--aggregates"
-    if by_visit:
+    visits = ({name, *SYNONYMS[name]} for name in ("user_id", "arrival"))
+    if not any(map(columns.isdisjoint, visits)):
         likely = "--visits"
     if likely != option:
         raise MobatlasError(

@@ -65,8 +65,7 @@ def read_group_table(
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
     dataset, regions, mask, rename, per, strict
         Features and windows; groups and their shares; tokens that are not counted; columns, as in
-        `read_composition`; the period of a table without the column `per`; whether a period is
-        required.
+        `read_composition`; the period of a table without one; whether a period is required.
 
     Returns
     -------
@@ -91,15 +90,8 @@ def read_group_table(
     level = float(mean_over_regions(values[known], weight).sum())
     ours = level_of_dataset(dataset, feature[1], mask)
     elsewhere = _is_elsewhere(path, table)
-    warnings = check_level(
-        path,
-        level,
-        ours,
-        dataset.window_days,
-        declared=declared,
-        elsewhere=elsewhere,
-        strict=strict,
-    )
+    known_period = {"declared": declared, "strict": strict, "elsewhere": elsewhere}
+    warnings = check_level(path, level, ours, dataset.window_days, **known_period)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
     evidence = GroupEvidence(
         path.name,

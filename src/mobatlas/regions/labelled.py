@@ -29,6 +29,7 @@ from mobatlas.regions.aggregates import (
 from mobatlas.regions.census import label_columns
 from mobatlas.regions.composition import group_weights
 from mobatlas.regions.partitions import derive_seed, renumber, restrict
+from mobatlas.regions.patterns import column_names
 from mobatlas.regions.types import (
     Aggregates,
     Composition,
@@ -82,7 +83,7 @@ def labelled_people(
     seed
         Random seed of the sample.
     rename
-        For a table: as in `read_composition`.
+        As in `read_composition`; for a folder, columns of its visits and people.
 
     Returns
     -------
@@ -97,7 +98,7 @@ def labelled_people(
     if isinstance(source, int):
         group = _draw(dataset, source, seed)
     elif source.is_dir():
-        return _survey(dataset, source, maps, regions)
+        return _survey(dataset, source, maps, regions, rename or {})
     else:
         people = _read_people(source, regions.groups, read_table(source, rename, notes))
         group = _people_of_dataset(dataset, people, notes)
@@ -130,9 +131,8 @@ def _draw(dataset: TrajectoryDataset, n: int, seed: int) -> Ints:
     return restrict(group, order[:n])
 
 
-def _read_people(path: Path, groups: Groups, table: pd.DataFrame | None = None) -> _People:
+def _read_people(path: Path, groups: Groups, table: pd.DataFrame) -> _People:
     """Read user ids and attributes, and match the attributes with the groups."""
-    table = read_table(path) if table is None else table
     columns = list(table.columns)
     require_columns(str(path), columns, ("user_id",))
     codes, users = key_column(path, table, "user_id")
@@ -183,7 +183,11 @@ def _note_unused(notes: list[str], people: _People, unused: dict[str, int]) -> N
 
 
 def _survey(
-    dataset: TrajectoryDataset, folder: Path, maps: Sequence[FeatureMap], regions: Regions
+    dataset: TrajectoryDataset,
+    folder: Path,
+    maps: Sequence[FeatureMap],
+    regions: Regions,
+    rename: Mapping[str, str],
 ) -> ReportedEvidence:
     """Means of the people of a separate survey, a dataset folder or tables of visits and people."""
     if (folder / MANIFEST).exists():
@@ -205,14 +209,19 @@ def _survey(
             f"--labelled {folder}: the folder has no people.parquet or people.csv; add user_id and "
             "the attributes of each person"
         )
-    people = _read_people(file, regions.groups)
+    table = read_table(file, rename)
+    people = _read_people(file, regions.groups, table)
     with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
-        survey = _prepare_survey(dataset, folder, file, Path(scratch))
+        survey = _prepare_survey(dataset, folder, table, Path(scratch), rename)
         return _survey_means(dataset, survey, people, maps, regions)
 
 
 def _prepare_survey(
-    dataset: TrajectoryDataset, folder: Path, people: Path, scratch: Path
+    dataset: TrajectoryDataset,
+    folder: Path,
+    people: pd.DataFrame,
+    scratch: Path,
+    rename: Mapping[str, str],
 ) -> TrajectoryDataset:
     """Prepare visits as those of the dataset were; only ids and anchors of people are passed on."""
     source = scratch / folder.name
@@ -221,12 +230,12 @@ def _prepare_survey(
         file = find_table(folder, name)
         if file is not None:
             (source / file.name).symlink_to(file.absolute())
-    table = read_table(people)
-    anchors = [name for name in ANCHORS if name in table.columns]
-    ids = table["user_id"].astype(str)
-    table[anchors].assign(user_id=ids).to_parquet(source / "people.parquet", index=False)
+    anchors = [name for name in ANCHORS if name in people.columns]
+    ids = people["user_id"].astype(str)
+    people[anchors].assign(user_id=ids).to_parquet(source / "people.parquet", index=False)
+    names = {name for file in source.iterdir() for name in column_names(file)}
     values = {
-        "rename": {},
+        "rename": {name: theirs for name, theirs in rename.items() if theirs in names},
         "split": {"train": 1.0, "val": 0.0, "test": 0.0},
         "vocabulary_size": MAX_PLACES,
         "attributes": None,

@@ -28,8 +28,7 @@ DAYS_OF_A_MONTH = 28
 class UndeclaredPeriod(MobatlasError):  # noqa: N818
     """A table does not say which period its values cover; `infer_period` may find it."""
 
-    def __init__(self, path: Path, levels: tuple[float, float], window_days: int) -> None:
-        published, ours = levels
+    def __init__(self, path: Path, published: float, ours: float, window_days: int) -> None:
         likely = infer_period(published, ours, window_days)
         hint = f"; {likely[1]}, so it may be '{likely[0]}'" if likely else ""
         super().__init__(
@@ -37,8 +36,8 @@ class UndeclaredPeriod(MobatlasError):  # noqa: N818
             f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} "
             f"or window, or pass --per{hint}"
         )
-        self.path, self.window_days = path, window_days
-        self.levels = levels  # visits per person in the table, and per window in the dataset
+        self.path = path
+        self.comparison = (published, ours, window_days)  # for `infer_period`
 
 
 def period_days(where: str, text: str, window_days: float) -> float:
@@ -113,7 +112,7 @@ def check_level(
     """
     factor = published / max(ours, 1e-300)
     if not declared and (strict or not same_level(published, ours)):
-        raise UndeclaredPeriod(path, (published, ours), window_days)
+        raise UndeclaredPeriod(path, published, ours, window_days)
     if same_level(published, ours):
         return []
     sentence = (

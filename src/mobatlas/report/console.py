@@ -485,8 +485,8 @@ def distinguished(diagnosis: Mapping[str, Any]) -> str:
         if len(levels) > 1:
             found[_verdict(diagnosis, attribute)].append(_levels(attribute, levels))
     clauses = [f"{form} {listed(names)}" for form, names in found.items() if names]
-    verb = "identifies" if count == 1 else "identify"
-    clauses.append(f"{verb} {rank} of {groups} independent combinations of groups")
+    identify = "identifies" if count == 1 else "identify"
+    clauses.append(f"{identify} {rank} of {groups} independent combinations of groups")
     if rank == groups:
         clauses = [f"can distinguish all {groups} groups"]
     subjects = [subject] + ["It" if count == 1 else "They"] * len(clauses[1:])

@@ -17,9 +17,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -74,6 +74,8 @@ class SampleRequest:
     anchors
         "synthetic" homes and workplaces, the "observed" ones of training people, or a table of
         home_lat, home_lon, work_lat, work_lon and optionally group, whose rows are used in order.
+    rename
+        Columns of the table of anchors: the expected name to the name in the table.
     coarsen
         Move homes and workplaces that are not synthetic: "1km" at random within a radius,
         "grid:500m" to a grid.
@@ -108,6 +110,7 @@ class SampleRequest:
     region: str | None = None
     regions: Path | str | None = None
     anchors: Path | str = SYNTHETIC
+    rename: Mapping[str, str] = field(default_factory=dict)
     coarsen: float | str | None = None
     calibrate: bool = False
     posterior: bool = False

@@ -6,7 +6,7 @@ read.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -322,7 +322,7 @@ def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[Peop
     """The people to sample, and the shares of groups in their region (groups,)."""
     names = model.groups.names if model.groups is not None else ()
     if request.table is not None:
-        return _people_of_table(request.table, model, has_group), None
+        return _people_of_table(request.table, request.rename, model, has_group), None
     is_observed = request.anchors == OBSERVED
     if is_observed:
         log.warning(
@@ -338,9 +338,11 @@ def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[Peop
     return People(anchors, names, residence=residence if has_group else None), None
 
 
-def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
+def _people_of_table(
+    path: Path, rename: Mapping[str, str], model: Model, has_group: bool
+) -> People:
     groups = model.groups
-    table = read_table(path)
+    table = read_table(path, rename)
     require_columns(str(path), table.columns, ANCHORS)
     anchors = np.stack(  # (rows, 4)
         [number_column(path, table, name, missing=True) for name in ANCHORS], axis=1

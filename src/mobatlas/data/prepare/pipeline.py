@@ -197,19 +197,14 @@ def prepare(
 
     Parameters
     ----------
-    source, out
-        A file or folder in the layout of `format`, and the DATASET folder to write.
-    format
-        The reader: `plain`, `embee`, `veraset`, `foursquare`, `yjmob100k` or `geolife`.
+    source, out, overwrite, tracker
+        A file or folder in the layout of `format`, and the DATASET folder to write or replace.
+    format, engine
+        The reader, such as `plain` or `veraset`; `duckdb` or `spark`, which write the same bytes.
     preset, values
         `small` or `paper`, and fields of `PrepareConfig` that differ from it.
-    engine
-        `duckdb` or `spark`; both write the same bytes.
-    overwrite, tracker
-        Replace an existing folder; show progress.
     most_rows
-        For a check: of a larger source, prepare a sample of people with about as many rows, and
-        leave warnings to the caller.
+        For a check: read a sample of people with so many rows, and do not log warnings.
 
     Returns
     -------
@@ -256,7 +251,9 @@ def _sample(source: Source, most_rows: int | None, engine: Engine) -> tuple[Sour
     share = most_rows / max(one(engine, visits.aggregate(n=visits.count()))["n"], 1)
     if share >= 1:
         return source, 1.0
-    return replace(source, visits=steps.sample_people(visits, share)), share
+    salted = ibis.literal("sample:") + visits.user_id.cast("string").fill_null("")
+    chosen = salted.hexdigest("md5").substr(0, 8) < f"{round(share * 16**8):08x}"
+    return replace(source, visits=visits.filter(chosen)), share
 
 
 @contextmanager

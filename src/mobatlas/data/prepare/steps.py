@@ -30,13 +30,6 @@ def whole_degrees(degrees: ir.Value) -> ir.Value:
     return nearest_whole(degrees * DEGREES)
 
 
-def sample_people(visits: ir.Table, share: float) -> ir.Table:
-    """The visits of a share of the people, chosen by a hash of the id."""
-    user_id = visits.user_id.cast("string").fill_null("")
-    digest = (ibis.literal("sample:") + user_id).hexdigest("md5").substr(0, 8)
-    return visits.filter(digest < f"{round(share * 16**8):08x}")
-
-
 def number_users(visits: ir.Table, config: SplitConfig) -> ir.Table:
     """Every user once, numbered in the order of ids, with the split by the hash of the id."""
     users = visits.select("user_id").distinct()
