@@ -439,7 +439,7 @@ def test_a_check_that_cannot_be_tested_is_named_and_is_not_green(town: Town) -> 
         "membership_tpr",
         *(name for name in CHECKS if CHECKS[name].subject == ANCHORS),
     }
-    assert reasons["pairs"] == "samples have no home and work"
+    assert reasons["pairs_of_one"] == "samples have no home and work"
     assert "are too few for a rate of 1 %" in str(reasons["membership_tpr"])
     assert len(result.attacks["trajectories"]) == 3 and any(
         "split 'val'" in each for each in result.warnings
@@ -476,7 +476,7 @@ def test_the_command_prints_and_writes_the_verdict_and_exits_with_0(
     }
     assert {path.name for path in out.iterdir()} == written | {"audit.json", "manifest.json"}
     saved = json.loads((out / "audit.json").read_text())
-    assert saved["verdict"] == RED and {check["name"] for check in saved["checks"]} == set(CHECKS)
+    assert saved["verdict"] == RED and len(saved["checks"]) == len(CHECKS) - 4
     alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
     assert json.loads(alone.stdout) == saved
     with pytest.raises(MobatlasError, match="exists already"):

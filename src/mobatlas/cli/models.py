@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,6 +44,9 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import load_run, merge, parse_assignments
 from mobatlas.progress import track
+
+if TYPE_CHECKING:
+    from mobatlas.sampling.generate import Generated
 
 app = typer.Typer()
 
@@ -194,8 +197,6 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Sample trajectories into a Parquet file."""
-    from mobatlas.evaluation.privacy.audit import quick_answer
-    from mobatlas.report.console import generated_table
     from mobatlas.sampling.chunks import Shard as Part
 
     _trust(trust_code)
@@ -220,8 +221,16 @@ def generate(
         result = mobatlas.generate(
             model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
+    _show_samples(result, mobatlas.load_model(model, dataset).dataset, json)
+
+
+def _show_samples(result: "Generated", dataset: Path, json: bool) -> None:
+    """Print the facts of a file of samples and, beside the result, whether it is safe to share."""
+    from mobatlas.evaluation.privacy.audit import quick_answer
+    from mobatlas.report.console import generated_table
+
     show(result.as_dict(), json, generated_table(result.as_dict()))
-    typer.echo(quick_answer(out, mobatlas.load_model(model, dataset).dataset, result.n), err=True)
+    typer.echo(quick_answer(result.path, dataset, result.n), err=True)
 
 
 def _trust(code: bool) -> None:

@@ -255,13 +255,7 @@ def _from_partition(
         labelled = [members[labels[members] >= 0] for members in splits.values()]
         region = shuffle_people(region, labelled, seed)
     counted = restrict(region, train)
-    sizes = region_sizes(counted, len(nominal.regions))
-    if sizes.min() < options.min_people:
-        raise MobatlasError(
-            f"--partition {name}: region '{nominal.regions[int(sizes.argmin())]}' would have "
-            f"{sizes.min()} people, fewer than {options.min_people}; choose a partition with fewer "
-            "regions, use more data, or lower --min-people"
-        )
+    _refuse_small_regions(name, nominal, region_sizes(counted, len(nominal.regions)), options)
     assigned = int(np.count_nonzero(counted >= 0))
     population = _population(dataset, maps, labels, groups, splits["train"])
     details = {
@@ -324,8 +318,8 @@ def _from_column(
     if not len(rows):
         raise _no_region(options)
     remaining, number = renumber(names, usable[rows])
-    in_census = names if options.census is None else composition.regions
-    warnings += _small_warning(sorted({*in_census} - {*remaining}), by, options.least)
+    small = {*(names if options.census is None else composition.regions)} - {*remaining}
+    warnings += _small_warning(sorted(small), by, options.least)
     details = {
         "source": "by",
         "by": by,
@@ -337,14 +331,9 @@ def _from_column(
     aggregates = aggregates_from_dataset(
         dataset, maps, number[counted], "train", remaining, options.disclosure
     )
+    centroids = _centroids(dataset, number[train], len(remaining))
     return BuiltRegions(
-        Regions(
-            composition.select(rows),
-            aggregates,
-            False,
-            details,
-            centroids=_centroids(dataset, number[train], len(remaining)),
-        ),
+        Regions(composition.select(rows), aggregates, False, details, centroids=centroids),
         validation=_validation(dataset, maps, number[region], remaining, options.disclosure),
         region_of_person=number[region],
         notes=notes,
@@ -533,6 +522,17 @@ def _no_region(options: RegionsOptions) -> MobatlasError:
         f"--by {options.by}: no region {lack}; choose a coarser column, check its ids, or lower "
         "--min-people"
     )
+
+
+def _refuse_small_regions(
+    name: str, nominal: Composition, sizes: Ints, options: RegionsOptions
+) -> None:
+    if sizes.min() < options.min_people:
+        raise MobatlasError(
+            f"--partition {name}: region '{nominal.regions[int(sizes.argmin())]}' would have "
+            f"{sizes.min()} people, fewer than {options.min_people}; choose a partition with fewer "
+            "regions, use more data, or lower --min-people"
+        )
 
 
 def _small_warning(regions: Sequence[str], source: str, fewest: int) -> list[str]:

@@ -258,8 +258,7 @@ def audit(
     rng = np.random.default_rng(seed)
     if Path(samples).is_dir():
         return _audit_model(Path(samples), opened, seed, tracker)
-    groups_of_people = labelled_groups(opened)
-    file = read_samples(samples, opened.vocabulary, groups_of_people)
+    file = read_samples(samples, opened.vocabulary, labelled_groups(opened))
     cohort = Cohort.of(opened, file.trajectories)
     drawn = cohort.draw_samples(rng)
     people = cohort.draw_people(rng)
@@ -431,15 +430,9 @@ def _nearby(
     samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
 ) -> Iterator[Check]:
     """Homes and workplaces of samples that are near those of training and of held-out people."""
+    groups = draw_equal_groups(side, side != REFERENCE, rng)
     for name, place in (("near_homes", slice(0, 2)), ("near_works", slice(2, 4))):
-        has_place = ~np.isnan(anchors[:, place]).any(1) & (side != REFERENCE)
-        emitted = samples[~np.isnan(samples[:, place]).any(1), place]
-        fewest = min(int((has_place & (side == which)).sum()) for which in (TRAIN, HELD_OUT))
-        if fewest >= FEWEST and len(emitted):
-            groups = draw_equal_groups(np.where(has_place, side, REFERENCE), has_place, rng)
-            yield _check(name, shared_nearby(emitted, anchors[:, place], groups))
-        else:
-            yield _check(name, "too few people, or no sample, have a known place")
+        yield _check(name, shared_nearby(samples[:, place], anchors[:, place], groups))
 
 
 def _guesses(cohort: Cohort, dataset: TrajectoryDataset, groups: Ints | None) -> Iterator[Check]:

@@ -339,7 +339,10 @@ def shared(samples: Ints, real: Ints, person: Ints, groups: EqualGroups) -> Exce
 
 
 def shared_nearby(samples: Floats, real: Floats, groups: EqualGroups) -> Excess:
-    """The share of places (n, 2) of samples that are near a place (people, 2) of each group."""
+    """The share of places (n, 2) of samples that are near a place (people, 2) of each group.
+
+    Unknown places are near each other on either side, so they do not add to the difference.
+    """
     shares = np.empty(groups.total)
     emitted = _on_sphere(samples)
     for number in range(groups.total):
