@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,9 +44,6 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import load_run, merge, parse_assignments
 from mobatlas.progress import track
-
-if TYPE_CHECKING:
-    from mobatlas.sampling.generate import Generated
 
 app = typer.Typer()
 
@@ -221,16 +218,16 @@ def generate(
         result = mobatlas.generate(
             model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
-    _show_samples(result, mobatlas.load_model(model, dataset).dataset, json)
+    _show_samples(result.as_dict(), mobatlas.load_model(model, dataset).dataset, json)
 
 
-def _show_samples(result: "Generated", dataset: Path, json: bool) -> None:
+def _show_samples(facts: dict[str, Any], dataset: Path, json: bool) -> None:
     """Print the facts of a file of samples and, beside the result, whether it is safe to share."""
     from mobatlas.evaluation.privacy.audit import quick_answer
     from mobatlas.report.console import generated_table
 
-    show(result.as_dict(), json, generated_table(result.as_dict()))
-    typer.echo(quick_answer(result.path, dataset, result.n), err=True)
+    show(facts, json, generated_table(facts))
+    typer.echo(quick_answer(facts["path"], dataset, facts["n"]), err=True)
 
 
 def _trust(code: bool) -> None:

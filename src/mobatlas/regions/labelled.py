@@ -229,6 +229,7 @@ def _prepare_survey(
         "rename": {},
         "split": {"train": 1.0, "val": 0.0, "test": 0.0},
         "vocabulary_size": MAX_PLACES,
+        "min_people_per_place": 0,  # rare places of the dataset are OTHER already
         "attributes": None,
         "regions": None,
         "reader": {},
