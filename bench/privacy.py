@@ -66,7 +66,7 @@ def _city(size: dict[str, int], places: int, seed: int) -> dict[str, Any]:
             train(dataset, model, preset="small", values=training, seed=seed, execution=quiet)
             for reject in (False, True):
                 case = {"seed": seed, "places": places, "min_people": least, "reject": reject}
-                other = {"became_other": round(rare.share_of_visits, 4)}
+                other = {"became_other": round(rare["share_of_visits"], 4)}
                 rows.append(case | other | _score(folder, model, size["samples"], reject))
     return {"rows": rows}
 

@@ -35,7 +35,7 @@ from mobatlas import (
 from mobatlas.cli.commands import app
 from mobatlas.config import Coarsening
 from mobatlas.data.samples import read_samples
-from mobatlas.data.types import FIRST_POI, HOME
+from mobatlas.data.types import HOME
 from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.privacy.audit import (
     AMBER,
@@ -58,7 +58,6 @@ from mobatlas.evaluation.privacy.measures import (
     infer,
     log_likelihood,
     number_grams,
-    rare_places,
     shingles,
 )
 from mobatlas.report.console import audit_table
@@ -141,7 +140,7 @@ def test_samples_of_people_outside_the_dataset_pass(passed: Audit) -> None:
     of_samples = [name for name in CHECKS if not name.startswith(("model", "group"))]
     assert [check.name for check in passed.checks] == of_samples
     assert passed.answer.startswith("Are these files safe to share? Yes: ")
-    assert measured(passed, "pairs").estimate == measured(passed, "pairs_of_one").estimate == 0
+    assert measured(passed, "pairs_of_one").estimate == 0
 
 
 def test_noisy_copies_of_training_people_fail_though_their_homes_are_moved(town: Town) -> None:
@@ -190,7 +189,7 @@ def test_the_measured_share_of_copies_is_the_true_one(town: Town) -> None:
     pq.write_table(pa.concat_tables(firsts), town.folder / "tenth.parquet")
     result = audit(town.folder / "tenth.parquet", town.dataset.path)
     assert measured(result, "pairs_of_one").estimate == pytest.approx(0.1)
-    for name in ("pairs", "near_homes", "near_works", "trajectories", "grams"):
+    for name in ("near_homes", "near_works", "trajectories", "grams"):
         interval = measured(result, name)
         assert interval.low < 0.1 < interval.high, name
     assert result.verdict == RED
@@ -365,18 +364,6 @@ def test_likelihoods_are_those_of_witten_and_bell(
     )
 
 
-def test_rare_places_are_those_of_few_training_people() -> None:
-    rare = list(range(FIRST_POI, FIRST_POI + 40))
-    common = FIRST_POI + 40
-    train = walks(*[[place, common] for place in rare], *[[HOME, common]] * 5)
-    person = np.arange(45)
-    result = rare_places(walks(rare[:30], [common]), train, person, walks(rare[:10], [common]))
-    assert result is not None
-    assert (result.train, result.held_out, result.interval.estimate) == (0.75, 0.25, 0.5)
-    assert 0.25 < result.interval.low < 0.5 < result.interval.high
-    assert rare_places(train, walks([common]), np.zeros(1, dtype=np.int64), train) is None
-
-
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
@@ -395,7 +382,7 @@ def test_a_check_is_green_only_if_red_is_excluded(low: float, high: float, verdi
 
 
 def together(passed: Audit, *verdicts: str) -> Audit:
-    """An audit whose six checks of memorisation have these verdicts, and all others are green."""
+    """An audit whose five checks of memorisation have these verdicts, and all others are green."""
     ends = {GREEN: (0.0, 0.0), UNDECIDED: (0.0, 1.0), AMBER: (0.02, 0.03), RED: (0.9, 1.0)}
     given = dict(zip(CHECKS, verdicts, strict=False))
     checks = [
@@ -409,11 +396,11 @@ def together(passed: Audit, *verdicts: str) -> Audit:
 @pytest.mark.parametrize(
     ("verdicts", "verdict"),
     [
-        ((GREEN, GREEN, GREEN, UNDECIDED, UNDECIDED, UNTESTED), GREEN),
-        ((GREEN, GREEN, UNTESTED, UNDECIDED, UNDECIDED, UNTESTED), UNDECIDED),
-        ((UNTESTED,) * 6, UNDECIDED),
-        ((AMBER, *[UNDECIDED] * 5), AMBER),
-        ((AMBER, RED, *[GREEN] * 4), RED),
+        ((GREEN, GREEN, GREEN, UNDECIDED, UNTESTED), GREEN),
+        ((GREEN, GREEN, UNTESTED, UNDECIDED, UNDECIDED), UNDECIDED),
+        ((UNTESTED,) * 5, UNDECIDED),
+        ((AMBER, *[UNDECIDED] * 4), AMBER),
+        ((AMBER, RED, *[GREEN] * 3), RED),
     ],
 )
 def test_a_subject_is_green_if_half_of_its_checks_are(
@@ -452,7 +439,7 @@ def test_a_check_that_cannot_be_tested_is_named_and_is_not_green(town: Town) -> 
         "membership_tpr",
         *(name for name in CHECKS if CHECKS[name].subject == ANCHORS),
     }
-    assert reasons["pairs"] == "samples have no home and work"
+    assert reasons["pairs_of_one"] == "samples have no home and work"
     assert "are too few for a rate of 1 %" in str(reasons["membership_tpr"])
     assert len(result.attacks["trajectories"]) == 3 and any(
         "split 'val'" in each for each in result.warnings
@@ -475,7 +462,7 @@ def test_the_command_prints_the_verdict_and_exits_with_0(town: Town) -> None:
     assert (
         printed.exit_code == 0
         and "verdict: red" in printed.output
-        and "Home and work, unique" in printed.output
+        and "Home and work of one" in printed.output
     )
     assert (
         "generate with --anchors synthetic, or with a larger --coarsen"
@@ -484,7 +471,7 @@ def test_the_command_prints_the_verdict_and_exits_with_0(town: Town) -> None:
     as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
     result = json.loads(as_json.stdout)
     assert result["verdict"] == RED
-    assert {check["name"] for check in result["checks"]} == set(CHECKS)
+    assert len(result["checks"]) == len(CHECKS) - 4, "all but those of a model"
 
 
 def test_bad_input_is_one_sentence_and_exit_code_2(town: Town, tmp_path: Path) -> None:

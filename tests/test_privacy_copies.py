@@ -120,7 +120,7 @@ def test_no_sample_copies_a_protected_trajectory_and_the_others_stay(
     ],
 )
 def test_chunks_shards_and_processes_do_not_change_what_is_redrawn(
-    world: World, tmp_path: Path, options: dict[str, int], calibrated: bool
+    world: World, tmp_path: Path, options: dict[str, Any], calibrated: bool
 ) -> None:
     model = world.calibrated if calibrated else world.everybody
     request: dict[str, Any] = {"reject_copies": True, "seed": 5}

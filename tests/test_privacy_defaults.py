@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ HALVES: dict[str, Any] = {
 PEOPLE = [f"person-{number:03d}" for number in range(60)]
 
 
-def visits(places: dict[str, Sequence[str]], first: int = 8) -> list[Visit]:
+def visits(places: Mapping[str, Sequence[str]], first: int = 8) -> list[Visit]:
     """Everybody visits each of their places for an hour, one after another."""
     return [
         Visit(user, place, f"2024-03-04 {hour:02d}:00", f"2024-03-04 {hour + 1:02d}:00")
@@ -153,13 +153,13 @@ def test_ten_people_and_an_audit_are_the_default() -> None:
     """In a process of its own, because the other tests set them to 0."""
     code = """
 from mobatlas.config import PrepareConfig, RegionsConfig, RunConfig
-from mobatlas.regions.build import RegionsOptions
 run = RunConfig()
-print(PrepareConfig().min_people_per_place, RegionsConfig().min_people, run.audit,
-      RegionsOptions(partition="hot16").min_people, run.prepare.min_people_per_place)
+print(PrepareConfig().min_people_per_place, RegionsConfig().min_people,
+      run.prepare.min_people_per_place, run.audit)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["10", "10", "True", "10", "10"]
+    assert done.stdout.split() == ["10", "10", "10", "True"]
+    assert RegionsOptions.min_people == 10
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,7 @@ def people_of(dataset: TrajectoryDataset, column: str) -> Counter[str]:
 def test_regions_of_few_people_are_left_out_with_a_sentence(
     town: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert town.groups is not None
     sizes = people_of(town, "home_district")
     smallest = min(sizes, key=sizes.__getitem__)
     census = pd.DataFrame(
@@ -199,6 +200,7 @@ def test_regions_of_few_people_are_left_out_with_a_sentence(
 def test_published_regions_of_few_people_are_left_out(
     town: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert town.groups is not None
     rows = [(r, *g.split(", "), n) for r, n in (("a", 50), ("b", 1)) for g in town.groups.names]
     census = pd.DataFrame(rows, columns=["region", "age", "gender", "count"])
     census.to_csv(tmp_path / "census.csv", index=False)

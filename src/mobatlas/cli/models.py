@@ -1,7 +1,7 @@
 """Commands for models: train, supervise, generate."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -186,8 +186,6 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Sample trajectories into a Parquet file."""
-    from mobatlas.evaluation.privacy.audit import quick_answer
-    from mobatlas.report.console import generated_table
     from mobatlas.sampling.chunks import Shard as Part
 
     total = max(1, (n or 1) // Part.parse(shard).of) if shard is not None else n or 1
@@ -211,5 +209,13 @@ def generate(
         result = mobatlas.generate(
             model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
-    show(result.as_dict(), json, generated_table(result.as_dict()))
-    typer.echo(quick_answer(out, mobatlas.load_model(model, dataset).dataset, result.n), err=True)
+    _show_samples(result.as_dict(), mobatlas.load_model(model, dataset).dataset, json)
+
+
+def _show_samples(facts: dict[str, Any], dataset: Path, json: bool) -> None:
+    """Print the facts of a file of samples and, beside the result, whether it is safe to share."""
+    from mobatlas.evaluation.privacy.audit import quick_answer
+    from mobatlas.report.console import generated_table
+
+    show(facts, json, generated_table(facts))
+    typer.echo(quick_answer(facts["path"], dataset, facts["n"]), err=True)

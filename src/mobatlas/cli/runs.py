@@ -1,7 +1,7 @@
 """Commands for a whole run: demo, init, run, report."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -24,9 +24,6 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import RegionsConfig, load_run, parse_assignments, parse_renames
 
-if TYPE_CHECKING:
-    from mobatlas.pipeline.run import RunResult
-
 app = typer.Typer()
 StartOver = Annotated[
     bool, typer.Option("--overwrite", help="Start over instead of resuming an interrupted run.")
@@ -43,7 +40,8 @@ def demo(
     """Simulate a city, train on it, and report how well its groups are recovered."""
     from mobatlas.pipeline.run import run_demo
 
-    print_result(_printed(run_demo(out, seed, quiet, overwrite=overwrite)))
+    result = run_demo(out, seed, quiet, overwrite=overwrite)
+    print_result(_printed(result.folder, result.report, result.facts))
 
 
 @app.command()
@@ -131,15 +129,15 @@ def run(
         quiet=quiet,
         values=values,
     )
-    show(result.facts, json, _printed(result))
+    show(result.facts, json, _printed(result.folder, result.report, result.facts))
 
 
-def _printed(result: "RunResult") -> Group:
+def _printed(folder: Path, report: Path, facts: dict[str, Any]) -> Group:
     """The tables of a run, the path of its report, and whether its samples are safe to share."""
     from mobatlas.report.console import answers, run_tables
 
-    lines = [f"report: {result.report}", *answers(result.facts)]
-    return Group(run_tables(result.folder, result.facts), *map(Text, lines))
+    lines = [f"report: {report}", *answers(facts)]
+    return Group(run_tables(folder, facts), *map(Text, lines))
 
 
 @app.command()

@@ -547,8 +547,8 @@ class Steps:
         }
         if self._audited:
             path = self._audit(name, own)
-            chapter["audit"] = self.relative(path)
-            chapter["answer"] = json.loads(path.read_text(encoding="utf-8"))["answer"]
+            answer = json.loads(path.read_text(encoding="utf-8"))["answer"]
+            chapter |= {"audit": self.relative(path), "answer": answer}
         return chapter
 
     @cached_property

@@ -259,7 +259,7 @@ def _from_partition(
         labelled = [members[labels[members] >= 0] for members in splits.values()]
         region = shuffle_people(region, labelled, seed)
     counted = restrict(region, train)
-    _refuse_small_regions(name, counted, nominal, options.min_people)
+    _refuse_small_regions(name, nominal, region_sizes(counted, len(nominal.regions)), options)
     assigned = int(np.count_nonzero(counted >= 0))
     population = _population(dataset, maps, labels, groups, splits["train"])
     details = {
@@ -322,8 +322,8 @@ def _from_column(
     if not len(rows):
         raise _no_region(options)
     remaining, number = renumber(names, usable[rows])
-    in_census = names if options.census is None else composition.regions
-    warnings += _small_warning(sorted({*in_census} - {*remaining}), by, options.least)
+    small = {*(names if options.census is None else composition.regions)} - {*remaining}
+    warnings += _small_warning(sorted(small), by, options.least)
     details = {
         "source": "by",
         "by": by,
@@ -335,14 +335,9 @@ def _from_column(
     aggregates = aggregates_from_dataset(
         dataset, maps, number[counted], "train", remaining, options.disclosure
     )
+    centroids = _centroids(dataset, number[train], len(remaining))
     return BuiltRegions(
-        Regions(
-            composition.select(rows),
-            aggregates,
-            False,
-            details,
-            centroids=_centroids(dataset, number[train], len(remaining)),
-        ),
+        Regions(composition.select(rows), aggregates, False, details, centroids=centroids),
         validation=_validation(dataset, maps, number[region], remaining, options.disclosure),
         region_of_person=number[region],
         notes=notes,
@@ -537,13 +532,13 @@ def _no_region(options: RegionsOptions) -> MobatlasError:
     )
 
 
-def _refuse_small_regions(name: str, region: Ints, nominal: Composition, fewest: int) -> None:
-    sizes = region_sizes(region, len(nominal.regions))
-    smallest = int(sizes.argmin())
-    if sizes[smallest] < fewest:
+def _refuse_small_regions(
+    name: str, nominal: Composition, sizes: Ints, options: RegionsOptions
+) -> None:
+    if sizes.min() < options.min_people:
         raise MobatlasError(
-            f"--partition {name}: region '{nominal.regions[smallest]}' would have "
-            f"{sizes[smallest]} people, fewer than {fewest}; choose a partition with fewer "
+            f"--partition {name}: region '{nominal.regions[int(sizes.argmin())]}' would have "
+            f"{sizes.min()} people, fewer than {options.min_people}; choose a partition with fewer "
             "regions, use more data, or lower --min-people"
         )
 
@@ -553,15 +548,16 @@ def _small_warning(regions: Sequence[str], source: str, fewest: int) -> list[str
     if not regions:
         return []
     return [
-        f"regions of {source} with fewer than {fewest} people are left out: {_listed(regions)}; "
+        f"regions of {source} with fewer than {fewest} people are left out: {len(regions):,} "
+        f"({_listed(regions)}); "
         "merge them with their neighbours, or lower --min-people"
     ]
 
 
 def _listed(regions: Sequence[str]) -> str:
-    """How many regions there are, and the names of the first."""
+    """The names of the first regions."""
     names = ", ".join(f"'{name}'" for name in regions[:MAX_LISTED])
-    return f"{len(regions):,} ({names}{', ...' if len(regions) > MAX_LISTED else ''})"
+    return f"{names}{', ...' if len(regions) > MAX_LISTED else ''}"
 
 
 def _population(
@@ -631,12 +627,10 @@ def _unmatched_warning(
     """A warning about regions that are missing from the other table, which has `others`."""
     if not regions:
         return []
-    listed = ", ".join(f"'{name}'" for name in regions[:MAX_LISTED])
-    more = ", ..." if len(regions) > MAX_LISTED else ""
     count = f"{len(regions):,} region{'s' if len(regions) > 1 else ''}"
     return [
         f"{count} of {present} {'are' if len(regions) > 1 else 'is'} left out, because {absent} "
-        f"has no such region ({listed}{more}; its ids are like '{others[0]}'); do both use the "
+        f"has no such region ({_listed(regions)}; its ids are like '{others[0]}'); do both use the "
         "same ids?"
     ]
 

@@ -238,6 +238,7 @@ def _prepare_survey(
         "rename": {name: theirs for name, theirs in rename.items() if theirs in names},
         "split": {"train": 1.0, "val": 0.0, "test": 0.0},
         "vocabulary_size": MAX_PLACES,
+        "min_people_per_place": 0,  # rare places of the dataset are OTHER already
         "attributes": None,
         "regions": None,
         "reader": {},

@@ -25,7 +25,7 @@ from mobatlas.evaluation.evaluate import (
     Evaluation,
 )
 from mobatlas.evaluation.metrics import metrics
-from mobatlas.evaluation.privacy.audit import AMBER, AUC, PLACES, RED, REPEATS, TPR, Audit
+from mobatlas.evaluation.privacy.audit import AMBER, AUC, GUESSES, RED, REPEATS, TPR, Audit
 from mobatlas.features.maps import Feature
 
 DIGITS = "z.3f"  # z: no zero has a sign
@@ -33,13 +33,13 @@ SHARE = "z.0%"
 MINUS = "\N{MINUS SIGN}"
 UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")  # includes line breaks
 FORMULAS = ("=", "+", "-", "@")  # a spreadsheet computes a cell that starts with one of these
-LIMITS = {"repeats": REPEATS, "rare places": PLACES, "AUC": AUC, "TPR": TPR}
+LIMITS = {"repeats": REPEATS, "groups": GUESSES, "AUC": AUC, "TPR": TPR}
 AUDIT_NOTE = (
     "Train, held-out: the share of samples that match equally many people of either side. "
     "Unique: a match counts only if a single person has it. "
     "Measured: the estimate; low and high are the ends of its 95 % interval. "
     "Most checks measure the share of samples that repeat a training person beyond chance. "
-    "Rare places: the share of these places that samples visit beyond chance. "
+    "Group: correct guesses of the group of training people beyond those of held-out people. "
     "AUC: that of the best membership attack (chance: 0.5). "
     "TPR: the share of training people that this attack identifies at a false positive rate of "
     "1 % (chance: 0.01). "

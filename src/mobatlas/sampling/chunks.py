@@ -331,8 +331,8 @@ class ChunkSampler:
             self._draws(task.start, task.stop),
         )
         if copies.any():  # their numbers are missing in the file
-            numbers = task.part.first + task.start + np.flatnonzero(copies)
-            rows = rows.filter(pc.invert(pc.is_in(rows["trajectory"], pa.array(numbers))))
+            numbers = pa.array(task.part.first + task.start + np.flatnonzero(copies))
+            rows = rows.filter(pc.invert(pc.is_in(rows["trajectory"], numbers)))
         left_out = int(copies.sum())
         return Chunk(rows, len(copies) - left_out, candidates, peak_gb(), rejected, left_out)
 

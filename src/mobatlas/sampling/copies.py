@@ -7,6 +7,7 @@ from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Flags
@@ -20,16 +21,9 @@ STREAM = 2  # of random numbers
 def protected_trajectories(dataset: TrajectoryDataset, longest: int) -> frozenset[bytes]:
     """Hashes of training trajectories that are long or rare, cut as the generator saw them."""
     training = Trajectories.of(dataset, dataset.split("train")).cut(longest)
-    hashes = _hashes(training)
-    people: dict[bytes, set[int]] = {}
-    for each, person in zip(hashes, training.people.tolist(), strict=True):
-        people.setdefault(each, set()).add(person)
-    is_long = np.diff(training.offsets) >= LONG
-    return frozenset(
-        each
-        for each, long in zip(hashes, is_long.tolist(), strict=True)
-        if long or len(people[each]) <= RARE
-    )
+    table = pd.DataFrame({"hash": _hashes(training), "person": training.people})
+    is_rare = table.groupby("hash")["person"].transform("nunique") <= RARE
+    return frozenset(table["hash"][is_rare | (np.diff(training.offsets) >= LONG)])
 
 
 def find_copies(samples: Trajectories, protected: frozenset[bytes]) -> Flags:

@@ -68,15 +68,6 @@ class WindowCounts:
 
 
 @dataclass(frozen=True)
-class RarePlaces:
-    """Places that became OTHER because fewer than `min_people` training people visited them."""
-
-    min_people: int
-    places: int
-    share_of_visits: float  # of the visits of training people to places
-
-
-@dataclass(frozen=True)
 class Summary:
     """What a preparation kept and dropped; summary.json and `--json` contain `as_dict()`.
 
@@ -95,7 +86,8 @@ class Summary:
     splits
         Counts of `train`, `val` and `test`.
     rare
-        Places with too few visitors among training people, which became OTHER.
+        `places` with fewer than `min_people` visitors among training people, which became OTHER,
+        and the `share_of_visits` to places that they had.
     inferred
         Anchors (`home`, `work`) that were inferred because the source has none.
     columns
@@ -124,7 +116,7 @@ class Summary:
     windows: WindowCounts
     pois: int
     splits: Mapping[str, SplitCounts]
-    rare: RarePlaces
+    rare: Mapping[str, float]
     inferred: tuple[str, ...] = ()
     columns: PeopleColumns = field(default_factory=PeopleColumns)
     users_in_people: int | None = None
@@ -145,7 +137,7 @@ class Summary:
             "users": self.users,
             "users_in_people": self.users_in_people,
             "pois": self.pois,
-            "rare_places": asdict(self.rare),
+            "rare_places": dict(self.rare),
             "windows": {"kept": self.windows.kept, "fell": self.windows.dropped},
             "splits": {name: counts.as_dict() for name, counts in self.splits.items()},
             "inferred_anchors": list(self.inferred),
@@ -409,17 +401,21 @@ def _for_check_ins(config: PrepareConfig) -> tuple[PrepareConfig, tuple[str, ...
 
 def _write_vocabulary(
     observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path
-) -> tuple[ir.Table, RarePlaces]:
+) -> tuple[ir.Table, dict[str, float]]:
     """Write vocabulary.parquet; returns the token of each POI number, and what became OTHER."""
     users = observed.users
     training = users.filter((users.split == "train") & users.eligible)
     visits = observed.visits.semi_join(training, "user")
     fewest = config.min_people_per_place
     counted = engine.stage(steps.count_visitors(visits, fewest), "visitors")
-    totals = {"visits": counted.visits.sum(), "places": counted.rare.cast("int64").sum()}
-    totals["lost"] = ibis.ifelse(counted.rare, counted.visits, 0).sum()
+    totals = {
+        "visits": counted.visits.sum(),
+        "places": counted.rare.cast("int64").sum(),
+        "lost": ibis.ifelse(counted.rare, counted.visits, 0).sum(),
+    }
     facts = {name: int(n or 0) for name, n in one(engine, counted.aggregate(**totals)).items()}
-    rare = RarePlaces(fewest, facts["places"], facts["lost"] / max(1, facts["visits"]))
+    share = facts["lost"] / max(1, facts["visits"])
+    rare = {"min_people": fewest, "places": facts["places"], "share_of_visits": share}
     ranked = steps.most_frequent(counted, observed.places, config.vocabulary_size)
     frequent = engine.stage(ranked, "frequent")
     categories = steps.modal_categories(observed.rows, frequent)
@@ -436,12 +432,13 @@ def _write_vocabulary(
     return tokens.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token"), rare
 
 
-def _many_rare_places(rare: RarePlaces, where: str) -> Iterator[str]:
-    if rare.share_of_visits > MANY_RARE:
+def _many_rare_places(rare: Mapping[str, float], where: str) -> Iterator[str]:
+    if rare["share_of_visits"] > MANY_RARE:
         yield (
-            f"{where}: {rare.share_of_visits:.0%} of the visits to places became OTHER, because "
-            f"{rare.places:,} places have fewer than {rare.min_people} visitors among training "
-            "people; use coarser places, or lower --min-people-per-place (0 keeps all places)"
+            f"{where}: {rare['share_of_visits']:.0%} of the visits to places became OTHER, because "
+            f"{rare['places']:,} places have fewer than {rare['min_people']} visitors among "
+            "training people; use coarser places, or lower --min-people-per-place (0 keeps all "
+            "places)"
         )
 
 

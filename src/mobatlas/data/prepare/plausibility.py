@@ -177,7 +177,7 @@ def check_place_names(path: Path, users: ir.Table, engine: Engine) -> Iterator[s
     """
     vocabulary = pq.read_table(path, columns=["poi_id", "category"]).slice(FIRST_POI)
     for column in vocabulary.column_names:
-        texts = [text or "" for text in vocabulary[column].to_pylist()]
+        texts = vocabulary[column].fill_null("").to_pylist()
         words = [{text, *re.split(r"[^\w-]+|_", text)} for text in texts]
         distinct = sorted(word for word in set().union(*words) if not SHORT_ID.fullmatch(word))
         pq.write_table(pa.table({"word": pa.array(distinct, pa.string())}), engine.work / WORDS)

@@ -21,7 +21,6 @@ from mobatlas.evaluation.privacy.measures import (
     FEWEST,
     GRAM,
     HELD_OUT,
-    RARE,
     REFERENCE,
     TRAIN,
     Attack,
@@ -37,7 +36,6 @@ from mobatlas.evaluation.privacy.measures import (
     infer,
     log_likelihood,
     measure_distances,
-    rare_places,
     shared,
     shared_nearby,
     singled_out,
@@ -79,7 +77,6 @@ MOST_SCORED = 4_000  # trajectories of either side whose likelihood a model comp
 
 # Limits of (amber, red).
 REPEATS = (0.01, 0.05)  # share of samples that repeat a training person; chance gives 0
-PLACES = (0.10, 0.25)  # share of rare places; a good model knows a few more than chance
 AUC = (0.52, 0.60)  # chance gives 0.5
 GUESSES = (0.03, 0.10)  # more correct guesses of the group of training people; chance gives 0
 TPR = (0.02, 0.05)  # training people identified while 1 % of others are suspected; chance: 0.01
@@ -101,13 +98,11 @@ CHECKS = {
     "grams": CheckSpec(f"{GRAM}-grams", MEMORISATION, *REPEATS),
     "grams_of_one": CheckSpec(f"{GRAM}-grams, unique", MEMORISATION, *REPEATS),
     "closest": CheckSpec("Closest record", MEMORISATION, *REPEATS),
-    "places": CheckSpec("Rare places", MEMORISATION, *PLACES),
     "model_auc": CheckSpec("Likelihood AUC", MEMBERSHIP, *AUC),
     "model_tpr": CheckSpec("Likelihood TPR", MEMBERSHIP, *TPR),
     "membership_auc": CheckSpec("Membership AUC", MEMBERSHIP, *AUC),
     "membership_tpr": CheckSpec("Membership TPR", MEMBERSHIP, *TPR),
-    "pairs": CheckSpec("Home and work", ANCHORS, *REPEATS),
-    "pairs_of_one": CheckSpec("Home and work, unique", ANCHORS, *REPEATS),
+    "pairs_of_one": CheckSpec("Home and work of one", ANCHORS, *REPEATS),
     "near_homes": CheckSpec("Homes within 30 m", ANCHORS, *REPEATS),
     "near_works": CheckSpec("Workplaces within 30 m", ANCHORS, *REPEATS),
     "anchors_auc": CheckSpec("Anchors AUC", ANCHORS, *AUC),
@@ -117,7 +112,7 @@ CHECKS = {
 }
 
 
-MODEL_CHECKS = ("model_auc", "model_tpr")  # of a model; all others are of samples
+MODEL = "model"  # its checks are of a model; all others are of samples
 
 
 @dataclass(frozen=True)
@@ -141,11 +136,6 @@ class Check:
         if self.measured.low > self.spec.amber:
             return RED if self.measured.low > self.spec.red else AMBER
         return GREEN if self.measured.high <= self.spec.red else UNDECIDED
-
-    @property
-    def margin(self) -> float:
-        """How many times the lower end exceeds the limit for amber."""
-        return 0.0 if self.measured is None else self.measured.low / self.spec.amber
 
     @property
     def explanation(self) -> str | None:
@@ -212,7 +202,7 @@ class Audit:
             why = next(filter(None, reasons), "its checks were not possible")
             return f"{QUESTION} Not yet: {subjects[0]} could not be judged, because {why}."
         found = dict.fromkeys(FINDINGS[check.spec.subject] for check in failed)
-        worst = max(failed, key=lambda check: (check.verdict == RED, check.margin))
+        worst = next((check for check in failed if check.verdict == RED), failed[0])
         assert worst.measured is not None  # it has failed
         return (
             f"{QUESTION} Not yet: they {', '.join(found)}, because '{worst.spec.title}' is "
@@ -268,8 +258,7 @@ def audit(
     rng = np.random.default_rng(seed)
     if Path(samples).is_dir():
         return _audit_model(Path(samples), opened, seed, tracker)
-    groups_of_people = labelled_groups(opened)
-    file = read_samples(samples, opened.vocabulary, groups_of_people)
+    file = read_samples(samples, opened.vocabulary, labelled_groups(opened))
     cohort = Cohort.of(opened, file.trajectories)
     drawn = cohort.draw_samples(rng)
     people = cohort.draw_people(rng)
@@ -278,7 +267,7 @@ def audit(
     distances = measure_distances(cohort, drawn, people, groups)
     tracker.step(1, "overlaps")
     closest = _check("closest", closer(distances.groups, groups))
-    memorisation = (*_overlaps(cohort, rng), closest, _rare_places(cohort, rng))
+    memorisation = (*_overlaps(cohort, rng), closest)
     tracker.step(2, "membership")
     membership = _membership(cohort, distances, people, rng)
     tracker.step(3, "anchors")
@@ -317,37 +306,29 @@ def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tra
     """Membership inference by the likelihood of people's trajectories under a model."""
     rng = np.random.default_rng(seed)
     model = load_model(path, dataset.path)
-    likelihood = getattr(model.generator, "log_likelihood", None)
-    longest = model.generator.max_length
+    if not hasattr(model.generator, "log_likelihood"):
+        raise MobatlasError(
+            f"{path}: the generator {model.name} cannot tell how likely a trajectory is; audit "
+            "samples of it instead"
+        )
     placeholder = Trajectories.of(dataset, np.zeros(1, np.int64))  # there are no samples
-    cohort = Cohort.of(dataset, placeholder, longest)
-    owners = cohort.side[cohort.person]
+    cohort = Cohort.of(dataset, placeholder, model.generator.max_length)
+    side = cohort.side[cohort.person]  # (real,)
     chosen = np.concatenate(
-        [
-            rng.permutation(np.flatnonzero(owners == side))[:MOST_SCORED]
-            for side in (TRAIN, HELD_OUT)
-        ]
+        [rng.permutation(np.flatnonzero(side == k))[:MOST_SCORED] for k in (TRAIN, HELD_OUT)]
     )
     tracker.step(1, "likelihood")
-    no_likelihood = f"the generator {model.name} cannot tell how likely a trajectory is"
-    outcome = _Outcome(tuple(_check(name, no_likelihood) for name in MODEL_CHECKS))
-    if likelihood is not None:
-        real, person = cohort.real.take(chosen), cohort.person[chosen]
-        lengths = np.diff(real.offsets)
-        nats = likelihood(real) / lengths  # (chosen,) per token
-        tokens = cohort.owner >= 0
-        reference = tokens & (cohort.side[cohort.owner] == REFERENCE)
-        usual = log_likelihood(cohort.grams, reference, cohort.vocabulary_size)
-        usual = np.bincount(cohort.everything.owner, usual)[len(cohort.samples) :][chosen] / lengths
-        people = np.unique(person)
-        scores = {
-            name: cohort.person_means(values, person)[people]
-            for name, values in {
-                "likelihood": nats,
-                "likelihood, against reference": nats - usual,
-            }.items()
-        }
-        outcome = _inference("model", scores, cohort.side[people], rng)
+    real = cohort.real.take(chosen)
+    reference = (cohort.owner >= 0) & (cohort.side[cohort.owner] == REFERENCE)
+    usual = log_likelihood(cohort.grams, reference, cohort.vocabulary_size)  # (tokens,)
+    ours = model.generator.log_likelihood(real)  # (chosen,)
+    others = np.bincount(cohort.everything.owner, usual)[len(cohort.samples) :][chosen]
+    attacked = np.unique(cohort.person[chosen])
+    scores = {
+        name: cohort.person_means(nats / np.diff(real.offsets), cohort.person[chosen])[attacked]
+        for name, nats in (("likelihood", ours), ("likelihood, against reference", ours - others))
+    }
+    outcome = _inference(MODEL, scores, cohort.side[attacked], rng)
     tracker.step(STEPS)
     return Audit(
         dataset=str(dataset.path),
@@ -357,7 +338,7 @@ def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tra
         checks=outcome.checks,
         attacks={"likelihood": outcome.attacks},
         chosen={"likelihood": outcome.chosen},
-        compared={"samples": 0, "people": len(np.unique(cohort.person[chosen]))},
+        compared={"samples": 0, "people": len(attacked)},
         warnings=(),
         seed=seed,
     )
@@ -398,19 +379,6 @@ def _overlaps(cohort: Cohort, rng: np.random.Generator) -> Iterator[Check]:
         yield _check(f"{name}_of_one", reason or singled_out(*sides, person, cohort.side))
 
 
-def _rare_places(cohort: Cohort, rng: np.random.Generator) -> Check:
-    held_out = cohort.of_side(HELD_OUT)
-    n = min(len(cohort.samples), len(held_out))
-    ours, theirs = (
-        each.take(rng.permutation(len(each))[:n]) for each in (cohort.samples, held_out)
-    )
-    person = cohort.person[cohort.side[cohort.person] == TRAIN]
-    excess = rare_places(ours, cohort.of_side(TRAIN), person, theirs)
-    return _check(
-        "places", excess or f"hardly any place has {RARE} or fewer visitors among training people"
-    )
-
-
 def _membership(
     cohort: Cohort, distances: SampleDistances, people: Flags, rng: np.random.Generator
 ) -> _Outcome:
@@ -449,28 +417,22 @@ def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Genera
         )
         names = [name for name, spec in CHECKS.items() if spec.subject == ANCHORS]
         return _Outcome(tuple(_check(name, reason) for name in names))
-    pairs = _equal_anchors(samples, cohort.anchors, side, rng)
+    pair = _equal_anchors(samples, cohort.anchors, side)
     attacked = people & (side != REFERENCE)
     outcome = _inference(
         ANCHORS, anchor_scores(cohort.anchors[attacked], drawn), side[attacked], rng
     )
     nearby = _nearby(samples, cohort.anchors, side, rng)
-    return replace(outcome, checks=(*pairs, *nearby, *outcome.checks))
+    return replace(outcome, checks=(pair, *nearby, *outcome.checks))
 
 
 def _nearby(
     samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
 ) -> Iterator[Check]:
     """Homes and workplaces of samples that are near those of training and of held-out people."""
+    groups = draw_equal_groups(side, side != REFERENCE, rng)
     for name, place in (("near_homes", slice(0, 2)), ("near_works", slice(2, 4))):
-        has_place = ~np.isnan(anchors[:, place]).any(1) & (side != REFERENCE)
-        emitted = samples[:, place]
-        fewest = min(int((has_place & (side == which)).sum()) for which in (TRAIN, HELD_OUT))
-        if fewest < FEWEST or np.isnan(emitted).any(1).all():
-            yield _check(name, "too few people, or no sample, have a known place")
-            continue
-        groups = draw_equal_groups(np.where(has_place, side, REFERENCE), has_place, rng)
-        yield _check(name, shared_nearby(emitted, anchors[:, place], groups))
+        yield _check(name, shared_nearby(samples[:, place], anchors[:, place], groups))
 
 
 def _guesses(cohort: Cohort, dataset: TrajectoryDataset, groups: Ints | None) -> Iterator[Check]:
@@ -485,17 +447,13 @@ def _guesses(cohort: Cohort, dataset: TrajectoryDataset, groups: Ints | None) ->
         yield _check(name, better_guesses(correct, cohort.side[asked]))
 
 
-def _equal_anchors(
-    samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
-) -> tuple[Check, Check]:
+def _equal_anchors(samples: Floats, anchors: Floats, side: Ints) -> Check:
+    """Samples with the home and the workplace of exactly one person."""
     person = np.flatnonzero(side != REFERENCE)
     rounded = np.round(np.concatenate((samples, anchors[person])), DECIMALS)
     pairs = np.unique(np.nan_to_num(rounded, nan=NOWHERE), axis=0, return_inverse=True)[1]
     ours, real = np.split(pairs.ravel(), [len(samples)])
-    groups = draw_equal_groups(side, side != REFERENCE, rng)
-    unique = singled_out(ours, real, person, side)
-    repeated = _check("pairs", shared(ours, real, person, groups))
-    return repeated, _check("pairs_of_one", unique)
+    return _check("pairs_of_one", singled_out(ours, real, person, side))
 
 
 def _known(anchors: Floats) -> Flags:

@@ -25,7 +25,7 @@ import pandas as pd
 from scipy import sparse, spatial, stats
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
-from mobatlas.data.types import BOS, EARTH_KM, FIRST_POI, Flags, Floats, Ints, haversine_km
+from mobatlas.data.types import BOS, EARTH_KM, Flags, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import LEVEL, Interval, interval, token_sequences
 
@@ -43,12 +43,8 @@ MOST_SAMPLES = 4_000
 MOST_PEOPLE = 4_000
 MOST_TRAJECTORIES = {TRAIN: 32_000, HELD_OUT: 8_000, REFERENCE: 2_000}
 BLOCK = 4_000_000  # distances in a block: 32 MB
-RARE = 3  # a rare place has at most this many visitors among training people
-FEWEST_PLACES = 20  # rare places that the check needs
 FALSE_POSITIVES = 0.01
-FAR_KM = 20_015.0  # half of the earth's circumference, if only one side has the anchor
 LINK_KM = 0.03  # an emitted home at most this far from a person's home is linked to it
-ROWS = 256  # people whose anchors are compared at a time
 Measure = Callable[[Floats, Floats], float]
 
 
@@ -343,21 +339,23 @@ def shared(samples: Ints, real: Ints, person: Ints, groups: EqualGroups) -> Exce
 
 
 def shared_nearby(samples: Floats, real: Floats, groups: EqualGroups) -> Excess:
-    """The share of places (n, 2) of samples that are near a place (people, 2) of each group."""
+    """The share of places (n, 2) of samples that are near a place (people, 2) of each group.
+
+    Unknown places are near each other on either side, so they do not add to the difference.
+    """
     shares = np.empty(groups.total)
-    on_sphere = _unit_vectors(samples)
+    emitted = _on_sphere(samples)
     for number in range(groups.total):
-        tree = spatial.cKDTree(_unit_vectors(real[groups.group == number]))
-        shares[number] = np.isfinite(
-            tree.query(on_sphere, distance_upper_bound=LINK_KM / EARTH_KM)[0]
-        ).mean()
+        tree = spatial.cKDTree(_on_sphere(real[groups.group == number]))
+        shares[number] = np.mean(tree.query(emitted)[0] <= LINK_KM / EARTH_KM)
     return _excess_of_groups(shares, groups)
 
 
-def _unit_vectors(places: Floats) -> Floats:
-    """Known places (n, 2) as points on a sphere of radius 1: (known, 3)."""
-    lat, lon = np.radians(places[~np.isnan(places).any(1)]).T
-    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+def _on_sphere(places: Floats) -> Floats:
+    """Places (n, 2) on a sphere of radius 1: (n, 3). Unknown ones are at its centre: far away."""
+    lat, lon = np.radians(places).T
+    points = [np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)]
+    return np.nan_to_num(np.stack(points, axis=1))
 
 
 def _excess_of_groups(shares: Floats, groups: EqualGroups) -> Excess:
@@ -404,25 +402,6 @@ def closer(nearest: Floats, groups: EqualGroups) -> Excess:
     return Excess(
         share, 1 - share, _scaled_interval(groups, 2 * share - 1, spread, groups.training - 1)
     )
-
-
-def rare_places(
-    samples: Trajectories, train: Trajectories, person: Ints, held_out: Trajectories
-) -> Excess | None:
-    """The shares of rare places that samples, and as many held-out trajectories, visit.
-
-    `person` is the person of each training trajectory. None if there are hardly any rare places.
-    """
-    kinds = 1 + max(int(each.tokens.max()) for each in (samples, train, held_out))
-    places, _ = _distinct_pairs(train.tokens.astype(np.int64), person[train.owner])
-    visitors = np.bincount(places, minlength=kinds)
-    rare = np.flatnonzero((visitors > 0) & (visitors <= RARE) & (np.arange(kinds) >= FIRST_POI))
-    if len(rare) < FEWEST_PLACES:
-        return None
-    ours, theirs = (np.isin(rare, each.tokens).astype(np.float64) for each in (samples, held_out))
-    more = ours - theirs  # (rare,)
-    spread = float(more.std(ddof=1)) / math.sqrt(len(rare))
-    return Excess(float(ours.mean()), float(theirs.mean()), _interval(float(more.mean()), spread))
 
 
 def _scaled_interval(
@@ -516,17 +495,11 @@ def guessed_groups(cohort: Cohort, groups_of_samples: Ints, count: int) -> dict[
         )
         for number in range(count)
     ]
-    guesses = {"group_by_trajectory": np.argmax(likelihoods, axis=0)}
-    homes = cohort.samples.anchors[:, :2]
-    known, asked = (~np.isnan(each).any(1) for each in (homes, cohort.anchors[:, :2]))
-    if known.any() and asked.any():
-        tree = spatial.cKDTree(_unit_vectors(homes))
-        nearest = np.full(len(cohort.side), -1)
-        nearest[asked] = groups_of_samples[known][
-            tree.query(_unit_vectors(cohort.anchors[:, :2]))[1]
-        ]
-        guesses["group_by_home"] = nearest
-    return guesses
+    homes, asked = (_on_sphere(each.anchors[:, :2]) for each in (cohort.samples, cohort))
+    return {
+        "group_by_trajectory": np.argmax(likelihoods, axis=0),
+        "group_by_home": groups_of_samples[spatial.cKDTree(homes).query(asked)[1]],
+    }
 
 
 def attacks(scores: Mapping[str, Floats], member: Ints) -> tuple[Attack, ...]:
@@ -582,23 +555,15 @@ def trajectory_scores(cohort: Cohort, distances: SampleDistances) -> dict[str, F
 
 
 def anchor_scores(people: Floats, samples: Floats) -> dict[str, Floats]:
-    """Minus the km from people's homes and workplaces (people, 4) to the nearest of samples."""
-    samples = np.unique(samples, axis=0)
-    nearest = np.empty((len(people), 3))
-    for start in range(0, len(people), ROWS):
-        block = people[start : start + ROWS, None]
-        home, work = (
-            _km(block[..., two], samples[None, :, two]) for two in (slice(0, 2), slice(2, 4))
-        )
-        nearest[start : start + ROWS] = np.stack(
-            [km.min(1) for km in (np.maximum(home, work), home, work)], axis=1
-        )
-    return dict(zip(("home and work", "home", "work"), -nearest.T, strict=True))
-
-
-def _km(a: Floats, b: Floats) -> Floats:
-    km = np.nan_to_num(haversine_km(a, b), nan=FAR_KM)
-    return np.where(np.isnan(a).any(-1) & np.isnan(b).any(-1), 0.0, km)
+    """Minus the distance of people's homes and workplaces (people, 4) to the nearest of samples."""
+    ours, theirs = (
+        np.hstack([_on_sphere(each[:, :2]), _on_sphere(each[:, 2:])]) for each in (people, samples)
+    )
+    parts = {"home and work": slice(0, 6), "home": slice(0, 3), "work": slice(3, 6)}
+    return {
+        name: -np.asarray(spatial.cKDTree(theirs[:, part]).query(ours[:, part])[0])
+        for name, part in parts.items()
+    }
 
 
 def _halves(member: Ints, rng: np.random.Generator) -> Ints:
