@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.spatial import cKDTree
 
-from bench.cells import BASELINE, Job, SeedFolder, Setup, rounded
+from bench.cells import Job, SeedFolder, Setup, rounded
 from bench.runner import Cell, Command, Experiment, Runner
-from bench.score_models import FLOOR, draw_groups, score_samples
+from bench.score_models import BASELINE, FLOOR, draw_groups, score_samples
 from bench.summary import write_result
 from mobatlas.data.anchors import AnchorModel
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
@@ -34,7 +34,7 @@ METRICS = ("poi", "spatial", "travel_distance", "trip", "flows")
 TILT = "tilt, calibrated"
 JOB = Job("demogroups", "tilt")
 KM = (0.03, 0.3)  # around a person
-EMITTED = 20_000
+EMITTED = 200_000
 DRAWS = 500  # of people, for intervals
 TIMED = 1_000  # trajectories
 PLANTED_KM = 15.0  # from the nearest person
@@ -152,10 +152,10 @@ def distances(dataset: TrajectoryDataset, seed: int) -> dict[str, Any]:
     }
     for name, columns in (("home", [0, 1]), ("work", [2, 3]), ("pair", [0, 1, 2, 3])):
         for km in KM:
-            counts = [
-                _near(emitted[:, columns], each[:, columns], km) for each in (train, held_out)
-            ]
-            result[f"{name} within {1000 * km:.0f} m"] = _difference(*counts, seed)
+            near, elsewhere = (
+                _near(emitted[:, columns], people[:, columns], km) for people in (train, held_out)
+            )
+            result[f"{name} within {1000 * km:.0f} m"] = _difference(near, elsewhere, seed)
     return result
 
 

@@ -6,12 +6,11 @@ boundary is a coordinate of a person. Given the home cell, the work cell follows
     p(work cell j | home cell i)  proportional to  attraction_j deterrence(distance of i and j) F_ij
 
 that iterative proportional fitting makes meet the people of every cell, the distances and, by F,
-the flows between zones; only numbers of at least k people are met. Among several candidates,
-distances to the home itself then choose the workplace.
+the flows between zones. Only numbers of at least k people are met.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -29,8 +28,6 @@ PER_PERSON = 5  # rows of a population
 OUTLIERS = 0.1  # a cell shrinks if at most this share of its people, and fewer than k, are outside
 BANDS = np.array([0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 100, 200])
 ROUNDS = 30  # of iterative proportional fitting
-CANDIDATES = 8  # workplaces, of which the distance to the home chooses one
-DISTANCE_ROUNDS = 6
 STREAM = 41  # of random numbers
 # What is known of a person: home + 2 work + (1 if both are the same place).
 NOTHING, HOME_ONLY, WORK_ONLY, BOTH, SAME = range(5)
@@ -44,6 +41,15 @@ class Residents(NamedTuple):
 
     anchors: Floats  # (people, 4) home lat, lon, work lat, lon; NaN where unknown
     region: Ints  # (people,) -1: none
+
+
+class _Cells(NamedTuple):
+    """Cells with at least k people each, or the earth if there are fewer."""
+
+    boxes: Floats  # (cells, 4)
+    people: Ints  # (cells,)
+    region: Ints  # (cells,)
+    cell: Ints  # (people,) -1: none
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,13 @@ class AnchorModel:
     home_cells: Floats  # (homes, 4) south, west, north, east
     home_people: Ints  # (homes,)
     home_region: Ints  # (homes,) number of the region, -1: none
-    home_zone: Ints  # (homes,)
     work_cells: Floats  # (works, 4)
+    kinds: Floats  # (1 + regions, 5) shares of people by what is known; the first row: no region
+    home_zone: Ints  # (homes,)
     work_zone: Ints  # (works,)
     attraction: Floats  # (works,)
     deterrence: Floats  # (bands,) by the distance between the centres of cells
     flows: Floats  # (home zones, work zones) F
-    distances: Floats  # (bands,) weights of the distances between home and work
-    kinds: Floats  # (1 + regions, 5) shares of people by what is known; the first row: no region
 
     @classmethod
     def fit(
@@ -104,80 +109,20 @@ class AnchorModel:
         numbers = np.full(len(anchors), -1) if region is None else region
         large = np.bincount(numbers[home] + 1, minlength=len(regions) + 1)[1:] >= k
         numbers = np.where(np.append(large, False)[numbers], numbers, -1)
-        home_cells, home_cell, home_region = _home_cells(
-            anchors[:, HOME], np.where(home, numbers, ABSENT), len(regions), k
-        )
-        works = np.flatnonzero(work & ~same)
-        work_cells, work_cell = _cells(anchors[:, WORK], works if len(works) >= k else works[:0], k)
-        people = np.bincount(home_cell[home_cell >= 0], minlength=len(home_cells))
-        model = cls(
+        homes = _cells_by_region(anchors[:, HOME], np.where(home, numbers, ABSENT), len(regions), k)
+        works = _cells_by_region(anchors[:, WORK], np.where(work & ~same, -1, ABSENT), 0, k)
+        both = np.flatnonzero((kind == BOTH) & (homes.cell >= 0) & (works.cell >= 0))
+        return cls(
             people=len(anchors),
             k=k,
             regions=tuple(regions),
-            home_cells=home_cells,
-            home_people=np.maximum(people, 1),
-            home_region=home_region,
-            home_zone=np.zeros(len(home_cells), dtype=np.int64),
-            work_cells=work_cells,
-            work_zone=np.zeros(len(work_cells), dtype=np.int64),
-            attraction=np.ones(len(work_cells)),
-            deterrence=np.ones(len(BANDS) + 1),
-            flows=np.ones((1, 1)),
-            distances=np.ones(len(BANDS) + 1),
+            home_cells=homes.boxes,
+            home_people=homes.people,
+            home_region=homes.region,
+            work_cells=works.boxes,
             kinds=_kinds(kind, numbers, len(regions), k),
+            **_fit_flows(homes, works, anchors, both, k),
         )
-        both = np.flatnonzero((kind == BOTH) & (home_cell >= 0) & (work_cell >= 0))
-        if len(both) < k:
-            return model
-        fitted = model._with_flows(anchors[both], home_cell[both], work_cell[both])
-        return fitted._with_distances(_distance_counts(anchors[both]))
-
-    def _with_flows(self, anchors: Floats, home: Ints, work: Ints) -> Self:
-        """Fit attraction, deterrence and flows to people in these cells."""
-        everyone = np.arange(len(anchors))
-        least = int(np.sqrt(2 * self.k * len(anchors)))  # about k people for each pair of zones
-        zones = [_centres(_cells(anchors[:, part], everyone, least)[0]) for part in (HOME, WORK)]
-        own = _centres(self.home_cells), _centres(self.work_cells)
-        home_zone, work_zone = (
-            haversine_km(cells[:, None], centres).argmin(1)
-            for cells, centres in zip(own, zones, strict=True)
-        )
-        pair = home_zone[:, None] * len(zones[1]) + work_zone  # (homes, works)
-        band = self._bands()
-        pool = pooled(np.bincount(band[home, work], minlength=len(BANDS) + 1), self.k)
-        band = pool[band]
-        rows, columns, flows, by_band = (
-            np.bincount(each, minlength=size)
-            for each, size in (
-                (home, len(self.home_cells)),
-                (work, len(self.work_cells)),
-                (pair[home, work], len(zones[0]) * len(zones[1])),
-                (band[home, work], pool.max() + 1),
-            )
-        )
-        targets = np.where(flows >= self.k, flows, np.nan)
-        attraction, deterrence, factors = fit_flows(
-            rows, columns, (band, by_band.astype(np.float64)), (pair, targets)
-        )
-        return replace(
-            self,
-            home_zone=home_zone,
-            work_zone=work_zone,
-            attraction=attraction,
-            deterrence=deterrence[pool],
-            flows=factors.reshape(len(zones[0]), len(zones[1])),
-        )
-
-    def _with_distances(self, observed: Ints) -> Self:
-        """Fit the weights of distances to the people in each band."""
-        pool = pooled(observed, self.k)
-        target = np.bincount(pool, observed) / observed.sum()
-        model = self
-        for _ in range(DISTANCE_ROUNDS):
-            counts = np.bincount(pool, _distance_counts(model.draw(ROWS[0]).anchors))
-            ratio = target * counts.sum() / np.maximum(counts, 1)
-            model = replace(model, distances=model.distances * np.clip(ratio, 0.2, 5)[pool])
-        return model
 
     def population(self, region: int | None = None) -> Residents:
         """The same people at every call, of all regions or of one."""
@@ -196,31 +141,22 @@ class AnchorModel:
         shares = np.cumsum(self.kinds[self.home_region[cell] + 1], axis=1)
         kind = np.minimum((shares <= rng.random((n, 1))).sum(1), SAME)
         home = _points(self.home_cells[cell], rng)
-        work = self._workplaces(cell, home, rng)
+        work = _points(self.work_cells[self._work_cells(cell, rng.random(n))], rng)
         work[kind == SAME] = home[kind == SAME]
         work[kind <= HOME_ONLY] = np.nan
         home[(kind == NOTHING) | (kind == WORK_ONLY)] = np.nan
         return Residents(np.hstack([home, work]), self.home_region[cell])
 
-    def _workplaces(self, cell: Ints, home: Floats, rng: np.random.Generator) -> Floats:
-        """A workplace (n, 2) for each home (n, 2) and its cell (n,)."""
-        weights = self.attraction * self.deterrence[self._bands()]  # (homes, works)
+    def _work_cells(self, cell: Ints, uniform: Floats) -> Ints:
+        """Draw a work cell (n,) for each home cell (n,) by uniform numbers (n,)."""
+        band = _bands(self.home_cells, self.work_cells)
+        weights = self.attraction * self.deterrence[band]  # (homes, works)
         weights *= self.flows[self.home_zone][:, self.work_zone]
         shares = np.cumsum(weights, axis=1)
         shares = shares / np.maximum(shares[:, -1:], 1e-300) + np.arange(len(shares))[:, None]
-        uniform = cell[:, None] + rng.random((len(cell), CANDIDATES))
-        chosen = np.searchsorted(shares.ravel(), uniform, side="right")
-        chosen = np.minimum(chosen - cell[:, None] * len(self.work_cells), len(self.work_cells) - 1)
-        places = _points(self.work_cells[chosen], rng)  # (n, candidates, 2)
-        band = np.searchsorted(BANDS, haversine_km(home[:, None], places))
-        until = np.cumsum(self.distances[band], axis=1)
-        choice = (until <= rng.random((len(cell), 1)) * until[:, -1:]).sum(1)
-        return places[np.arange(len(cell)), np.minimum(choice, CANDIDATES - 1)]
-
-    def _bands(self) -> Ints:
-        """The band of the distance between cells (homes, works)."""
-        homes, works = _centres(self.home_cells), _centres(self.work_cells)
-        return np.searchsorted(BANDS, haversine_km(homes[:, None], works))
+        works = len(self.work_cells)
+        chosen = np.searchsorted(shares.ravel(), cell + uniform, side="right")
+        return np.minimum(chosen - cell * works, works - 1)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
@@ -232,68 +168,85 @@ class AnchorModel:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `as_dict`; ValueError or TypeError if it does not describe a model."""
-        fields: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             name: np.array(value) if isinstance(value, list) else value
             for name, value in values.items()
         }
-        model = cls(**fields | {"regions": tuple(values["regions"])})
-        homes, works = len(model.home_cells), len(model.work_cells)
-        if (
-            model.home_cells.shape != (homes, 4)
-            or model.work_cells.shape != (works, 4)
-            or {len(model.home_people), len(model.home_region), len(model.home_zone)} != {homes}
-            or {len(model.work_zone), len(model.attraction)} != {works}
-            or {len(model.deterrence), len(model.distances)} != {len(BANDS) + 1}
-            or model.kinds.shape != (len(model.regions) + 1, SAME + 1)
-        ):
-            raise ValueError("the sizes of its fields do not match")
-        return model
+        return cls(**arrays | {"regions": tuple(values["regions"])})
 
 
-def fit_flows(
-    rows: Ints, columns: Ints, bands: tuple[Ints, Floats], pairs: tuple[Ints, Floats]
-) -> tuple[Floats, Floats, Floats]:
-    """Fit attraction (works,), deterrence and factors of pairs of zones by proportional fitting.
+def _fit_flows(
+    homes: _Cells, works: _Cells, anchors: Floats, commuters: Ints, k: int
+) -> dict[str, Any]:
+    """Fit zones, attraction, deterrence and flows to the people with home and workplace."""
+    known = anchors[commuters]
+    home, work = homes.cell[commuters], works.cell[commuters]
+    everyone = np.arange(len(known))
+    least = int(np.sqrt(2 * k * len(known)))  # about k people for each pair of zones
+    zones = [_centres(_cells(known[:, part], everyone, least)[0]) for part in (HOME, WORK)]
+    home_zone, work_zone = (
+        haversine_km(_centres(cells.boxes)[:, None], centres).argmin(1)
+        for cells, centres in zip((homes, works), zones, strict=True)
+    )
+    shape = (len(zones[0]), len(zones[1]))
+    pair = home_zone[:, None] * shape[1] + work_zone  # (homes, works)
+    band = _bands(homes.boxes, works.boxes)
+    in_band = np.bincount(band[home, work], minlength=len(BANDS) + 1)
+    in_pair = np.bincount(pair[home, work], minlength=shape[0] * shape[1])
+    # Distances of fewer than k people do not occur; such flows follow from the other numbers.
+    shares = [
+        np.where(people >= k, people / max(len(known), 1), rare)
+        for people, rare in ((in_band, 0.0), (in_pair, np.nan))
+    ]
+    rows, columns = (cells.people / cells.people.sum() for cells in (homes, works))
+    attraction, (deterrence, flows) = fit_proportionally(rows, columns, (band, pair), shares)
+    return {
+        "home_zone": home_zone,
+        "work_zone": work_zone,
+        "attraction": attraction,
+        "deterrence": deterrence,
+        "flows": flows.reshape(shape),
+    }
+
+
+def fit_proportionally(
+    rows: Floats, columns: Floats, indices: Sequence[Ints], shares: Sequence[Floats]
+) -> tuple[Floats, list[Floats]]:
+    """Fit attraction (works,) and factors by iterative proportional fitting.
 
     Parameters
     ----------
     rows, columns
-        People in each home cell (homes,) and work cell (works,).
-    bands, pairs
-        The number of the band, or of the pair of zones, of two cells (homes, works), and the
-        people in each; NaN where they are not used.
+        Shares of people by home cell (homes,) and by work cell (works,).
+    indices
+        For each kind of factor its number for two cells (homes, works).
+    shares
+        The shares of people that each factor must meet; NaN for any.
 
     Returns
     -------
     tuple
         The factors whose product is proportional to p(work cell | home cell).
     """
-    attraction = columns / columns.sum()
-    factors = [np.ones(len(people)) for _, people in (bands, pairs)]
+    attraction = columns
+    factors = [np.ones(len(share)) for share in shares]
     for _ in range(ROUNDS):
-        weights = attraction * factors[0][bands[0]] * factors[1][pairs[0]]  # (homes, works)
+        weights = attraction * factors[0][indices[0]] * factors[1][indices[1]]  # (homes, works)
         weights *= (rows / np.maximum(weights.sum(1), 1e-300))[:, None]
         ratio = columns / np.maximum(weights.sum(0), 1e-300)
         attraction = attraction * ratio
         weights *= ratio
-        for number, (index, people) in enumerate((bands, pairs)):
-            found = np.bincount(index.ravel(), weights.ravel(), len(people))
-            ratio = np.where(np.isnan(people), 1, people / np.maximum(found, 1e-300))
-            ratio = np.clip(ratio, 0.1, 10)
+        for number, (index, share) in enumerate(zip(indices, shares, strict=True)):
+            found = np.bincount(index.ravel(), weights.ravel(), len(share))
+            ratio = np.where(np.isnan(share), 1, share / np.maximum(found, 1e-300)).clip(0.1, 10)
             factors[number] = factors[number] * ratio
             weights *= ratio[index]
-    return attraction / attraction.sum(), factors[0], factors[1]
+    return attraction / attraction.sum(), factors
 
 
-def pooled(people: Ints, k: int) -> Ints:
-    """Pool neighbouring bins until each pool has k people; the pool of each bin (bins,)."""
-    pools: list[int] = []
-    total = 0
-    for count in people.tolist():
-        pools.append((pools[-1] + 1 if total >= k else pools[-1]) if pools else 0)
-        total = count if total >= k else total + count
-    number = np.array(pools, dtype=np.int64)
-    return np.minimum(number, number[-1] - 1) if total < k and number[-1] else number
+def _bands(homes: Floats, works: Floats) -> Ints:
+    """The band of the distance between cells (homes, works)."""
+    return np.searchsorted(BANDS, haversine_km(_centres(homes)[:, None], _centres(works)))
 
 
 def _kinds(kind: Ints, region: Ints, regions: int, k: int) -> Floats:
@@ -308,22 +261,20 @@ def _kinds(kind: Ints, region: Ints, regions: int, k: int) -> Floats:
     return np.asarray(counts / counts.sum(1, keepdims=True))
 
 
-def _home_cells(places: Floats, region: Ints, regions: int, k: int) -> tuple[Floats, Ints, Ints]:
-    """Cells of homes (homes, 4) by region, the cell of each person, the region of each cell."""
-    least = max(k, int((region >= -1).sum()) // MAX_CELLS)
+def _cells_by_region(places: Floats, region: Ints, regions: int, k: int) -> _Cells:
+    """Divide each region, and the people without one; people who are ABSENT have no cell."""
+    least = max(k, int((region > ABSENT).sum()) // MAX_CELLS)
     cell = np.full(len(places), -1)
-    boxes: list[Floats] = []
-    owners: list[int] = []
+    parts = [(np.array([EARTH]), np.array([-1]))]
     for number in range(-1, regions):
         rows = np.flatnonzero(region == number)
         if len(rows) >= k:
-            own, within = _cells(places, rows, least)
-            cell[rows] = within[rows] + len(owners)
-            boxes.append(own)
-            owners.extend([number] * len(own))
-    if not boxes:
-        return np.array([EARTH]), cell, np.array([-1])
-    return np.vstack(boxes), cell, np.array(owners)
+            boxes, within = _cells(places, rows, least)
+            cell[rows] = within[rows] + sum(len(part) for part, _ in parts[1:])
+            parts.append((boxes, np.full(len(boxes), number)))
+    boxes, owner = (np.concatenate(each) for each in zip(*(parts[1:] or parts), strict=True))
+    people = np.bincount(cell[cell >= 0], minlength=len(boxes))
+    return _Cells(boxes, np.maximum(people, 1), owner, cell)
 
 
 def _cells(places: Floats, rows: Ints, least: int) -> tuple[Floats, Ints]:
@@ -388,10 +339,3 @@ def _points(boxes: Floats, rng: np.random.Generator) -> Floats:
     """A uniform point (..., 2) of each box (..., 4)."""
     low, high = boxes[..., :2], boxes[..., 2:]
     return np.asarray(low + rng.random(low.shape) * (high - low))
-
-
-def _distance_counts(anchors: Floats) -> Ints:
-    """People in each band of the distance between home and another workplace (bands,)."""
-    apart = ~np.isnan(anchors).any(1) & (anchors[:, HOME] != anchors[:, WORK]).any(1)
-    km = haversine_km(anchors[apart][:, HOME], anchors[apart][:, WORK])
-    return np.bincount(np.searchsorted(BANDS, km), minlength=len(BANDS) + 1)

@@ -21,9 +21,9 @@ FORMATS = {"model": 3}  # where it differs; before 3, models held the homes of p
 DISCLOSES = {
     "dataset": "Everything: people with their ids, homes, workplaces, trajectories and labels.",
     "regions": "Counts and means by region; where known, the ids of people with their regions.",
-    "model": "No home, workplace, id or trajectory of a person, and no count of fewer than 10 "
-    "people, unless the pool of an external generator has them. Weights may have learnt rare "
-    "behaviour: audit samples before sharing.",
+    "model": "No home, workplace, id or trajectory of a person, unless the pool of an external "
+    "generator has them; cells of homes and workplaces with 10 or more people each, means of "
+    "groups, and weights, which may have learnt rare behaviour: audit samples before sharing.",
 }
 MANIFEST = "manifest.json"
 METADATA = b"mobatlas"  # the key of our metadata in a Parquet file

@@ -69,6 +69,11 @@ FAITHFUL = 0.8  # share of the posterior spread; below it, a warning
 MARGIN = 0.5  # homes may be outside the box of places by half its size
 MARGIN_DEGREES = 0.5  # or by about 50 km
 DEFAULT_REQUEST = SampleRequest()
+DISCLOSES = {
+    SYNTHETIC: f"Synthetic homes and workplaces, from cells of {MIN_PEOPLE} or more people each.",
+    OBSERVED: "Homes and workplaces of training people, coarsened where `coarsen` says so.",
+    "table": "Homes and workplaces of the table of --anchors, coarsened where `coarsen` says so.",
+}
 
 
 @dataclass(frozen=True)
@@ -426,7 +431,7 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         "informed": informed_features(model) if has_groups else None,
         "shard": request.shard,
         "anchors": file_hash(request.table) if request.table is not None else request.anchors,
-        "discloses": _disclosure(request, plan),
+        "discloses": DISCLOSES.get(str(request.anchors), DISCLOSES["table"]),
         "versions": library_versions(),
     }
     return [
@@ -439,16 +444,6 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         }
         for part in plan.parts
     ]
-
-
-def _disclosure(request: SampleRequest, plan: Plan) -> str:
-    """What the homes and workplaces of the file disclose, in one sentence."""
-    moved = f", moved by {plan.coarsening}" if plan.coarsening else ""
-    if request.anchors == OBSERVED:
-        return f"Homes and workplaces of training people{moved}."
-    if request.table is not None:
-        return f"Homes and workplaces of the table of --anchors{moved}."
-    return f"Homes and workplaces are synthetic; {MIN_PEOPLE} people or more are behind each cell."
 
 
 def _calibration_report(plan: Plan) -> dict[str, Any]:
