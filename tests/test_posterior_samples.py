@@ -65,7 +65,8 @@ class World:
         out = self.root / "model"
         if not out.exists():
             with new_folder(out, "model") as folder:
-                save_model(folder.path, fitted("external", self.dataset), "external")
+                external = fitted("external", self.dataset)
+                save_model(folder.path, external, "external", self.dataset)
                 folder.details["dataset"] = {
                     "path": str(self.dataset.path),
                     "hash": self.dataset.manifest.content_hash,

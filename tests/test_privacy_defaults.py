@@ -31,7 +31,7 @@ from mobatlas.cli.commands import app
 from mobatlas.config import RunConfig
 from mobatlas.data.prepare.pipeline import Summary
 from mobatlas.evaluation.privacy.audit import quick_answer
-from mobatlas.pipeline.run import StepCache, _Steps
+from mobatlas.pipeline.run import StepCache, Steps
 from mobatlas.regions.build import RegionsOptions
 from tests.logs import Visit, write_visits
 from tests.tiny import small_city
@@ -246,7 +246,7 @@ def test_a_run_of_few_people_warns_instead_of_auditing_unless_an_audit_was_asked
     audited = {}
     for asked in (False, True):
         config = RunConfig.model_construct({"audit"} if asked else set(), audit=True)
-        steps = _Steps(config, tmp_path, tmp_path, StepCache(tmp_path), quiet=True)
+        steps = Steps(config, tmp_path, tmp_path, StepCache(tmp_path), quiet=True)
         steps.__dict__["dataset"] = town
         with caplog.at_level(logging.WARNING):
             audited[asked] = steps._audited

@@ -69,7 +69,7 @@ class World:
             options = {name: value for name, value in brief.items() if name in OPTIONS[family]}
             generator = fitted(family, self.dataset, **options)
             with new_folder(out, "model") as folder:
-                save_model(folder.path, generator, family)
+                save_model(folder.path, generator, family, self.dataset)
                 hash_ = self.dataset.manifest.content_hash
                 folder.details["dataset"] = {"path": str(self.dataset.path), "hash": hash_}
         return out

@@ -47,6 +47,7 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import (
+    MIN_PEOPLE,
     CityConfig,
     build,
     load_run,
@@ -183,7 +184,7 @@ def regions(
     same_people: SamePeople = False,
     split_ages: SplitAges = False,
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
-    min_people: MinPeople = None,
+    min_people: MinPeople = MIN_PEOPLE,
     rounding: Rounding = 0.0,
     epsilon: Epsilon = None,
     max_visits: MaxVisits = None,
@@ -211,7 +212,7 @@ def regions(
         aggregates=aggregates,
         features=feature,
         mask=mask or (),
-        **({} if min_people is None else {"min_people": min_people}),
+        min_people=min_people,
         shuffle_regions=shuffle_regions,
         same_people=same_people,
         straddle="uniform" if split_ages else "refuse",

@@ -137,11 +137,11 @@ Mask = Annotated[
     typer.Option("--mask", help="A token to leave out: HOME, WORK or OTHER; may be repeated."),
 ]
 MinPeople = Annotated[
-    int | None,
+    int,
     typer.Option(
         min=0,
         help="Leave out or refuse regions with fewer people, and refuse groups with fewer; 0 "
-        "keeps all.  [default: 10]",
+        "keeps all.",
     ),
 ]
 ShuffleRegions = Annotated[

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from mobatlas.config import MIN_PEOPLE
 from mobatlas.data.types import KM_PER_DEGREE, Flags, Floats, Ints, haversine_km
 
 SYNTHETIC = "synthetic"
 OBSERVED = "observed"
-MIN_PEOPLE = 10  # k, behind every published number
 MAX_CELLS = 1_000
 MIN_KM = 0.1  # side of a cell
 EARTH = (-90.0, -180.0, 90.0, 180.0)  # south, west, north, east

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from mobatlas.config import build
-from mobatlas.data.anchors import MIN_PEOPLE, AnchorModel, Residents
+from mobatlas.config import MIN_PEOPLE, build
+from mobatlas.data.anchors import AnchorModel, Residents
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import (
     FIRST_POI,

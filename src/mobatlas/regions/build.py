@@ -367,14 +367,12 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     is_small = (row >= 0) & (people < options.min_people)
     small = [v.regions[number] for number in np.flatnonzero(is_small).tolist()]
     keep = np.flatnonzero((row >= 0) & ~is_small)
-    if small and not len(keep):
+    if not len(keep):
         raise MobatlasError(
             f"{published}: every region has fewer than {options.min_people} people; give larger "
             "regions, or lower --min-people"
-        )
-    if not len(keep):
-        raise MobatlasError(
-            f"{census.path} and {published}: no region in common ('{p.regions[0]}' in one, "
+            if small
+            else f"{census.path} and {published}: no region in common ('{p.regions[0]}' in one, "
             f"'{v.regions[0]}' in the other); use the same ids in both"
         )
     rows = row[keep]

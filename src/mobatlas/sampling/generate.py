@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mobatlas.config import Coarsening
-from mobatlas.data.anchors import MIN_PEOPLE, OBSERVED, SYNTHETIC
+from mobatlas.config import MIN_PEOPLE, Coarsening
+from mobatlas.data.anchors import OBSERVED, SYNTHETIC
 from mobatlas.data.samples import sample_schema
 from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.errors import MobatlasError, log
