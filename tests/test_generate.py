@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
-from mobatlas.config import Coarsening
-from mobatlas.data.anchors import MIN_PEOPLE, AnchorModel
+from mobatlas.config import MIN_PEOPLE, Coarsening
+from mobatlas.data.anchors import AnchorModel
 from mobatlas.data.samples import SCHEMA, read_samples
 from mobatlas.data.types import ANCHORS, FIRST_POI, haversine_km
 from mobatlas.generators.protocol import uniforms
