@@ -25,6 +25,7 @@ from mobatlas.evaluation.resampling import (
     diverge,
     match_people,
     pair_at_random,
+    rank_of_person,
     resample,
 )
 from mobatlas.features.divergences import jsd
@@ -481,7 +482,4 @@ def _in_order(people: Ints, rows: Ints, partner: Ints) -> Ints:
     """Rows (any,) in the order of the real trajectories of their partners, without the others."""
     by_partner = np.argsort(partner, kind="stable")
     starts = np.searchsorted(partner[by_partner], people)  # (trajectories,)
-    order = np.argsort(people, kind="stable")
-    ranks = np.empty(len(people), dtype=np.int64)  # of a trajectory among those of its person
-    ranks[order] = np.arange(len(people)) - np.searchsorted(people[order], people[order])
-    return rows[by_partner[starts + ranks]]
+    return rows[by_partner[starts + rank_of_person(people)]]

@@ -171,7 +171,7 @@ class Reference:
                 second = others[match_people(real, training[others], rng)[1]]
             else:
                 order = rng.permutation(len(others))
-                rank = _rank_of_person(training[others[order]])
+                rank = rank_of_person(training[others[order]])
                 second = others[order[np.argsort(rank, kind="stable")]][:n]
             if min(len(first), len(second)) < n:
                 return None
@@ -192,7 +192,7 @@ def _indicator(rows: list[Ints], columns: int) -> sparse.csr_array:
     return sparse.csr_array((np.ones(len(draw)), (draw, np.concatenate(rows))), shape=shape)
 
 
-def _rank_of_person(person: Ints) -> Ints:
+def rank_of_person(person: Ints) -> Ints:
     """The number of earlier rows of the same person, (rows,)."""
     order = np.argsort(person, kind="stable")
     rank = np.empty(len(person), dtype=np.int64)

@@ -34,7 +34,7 @@ from mobatlas.supervision.store import CURVE as VALIDATIONS
 RUN = "run.json"
 POINTS = 300  # of a learning curve
 BITS = ".4f"
-_STYLE = resources.files("mobatlas.report").joinpath("templates", "report.css")
+STYLESHEET = resources.files("mobatlas.report").joinpath("templates", "report.css")
 Bar = tuple[str, float, str]  # label, value, class in the stylesheet
 GROUP_COLUMN = "js "  # prefix of the group columns in a finetuning curve
 
@@ -91,7 +91,7 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
     )
     try:
         return environment.get_template("report.html.j2").render(
-            page=page, style=Markup(_STYLE.read_text(encoding="utf-8"))
+            page=page, style=Markup(STYLESHEET.read_text(encoding="utf-8"))
         )
     except UndefinedError as error:  # a file of the run is incomplete
         raise LookupError(str(error)) from error

@@ -461,6 +461,11 @@ class CalibratedSampler:
         groups for each draw.
         """
         rows = self.calibration.population
+        if n < 1 or not 0 <= group < len(rows):
+            raise MobatlasError(
+                f"sample: n is {n} and group is {group}; pass n of at least 1 and one of "
+                f"{len(rows)} groups, counted from 0"
+            )
         expected = 1 / rows[group].cap  # share of candidates
         tile = self.model.tile
         limit = int(PATIENCE * n / expected) + tile  # candidates

@@ -3,7 +3,7 @@
 A mean over n people of group d measures one element of log M, with the gradient h = e_d. If C is
 the present covariance of log M, rows H of labelled people lead to
 
-    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(E[phi / (n q)]) + level
+    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(E[phi / (n m)]) + level
 
 Regions measure b + c with contextual slopes c ~ N(0, K_c). Their information W on b + c is
 
@@ -29,6 +29,7 @@ from mobatlas.groups import Groups
 from mobatlas.regions.recovery.composition_error import CompositionError
 from mobatlas.regions.recovery.joint_posterior import LEVEL_SD
 from mobatlas.regions.recovery.map_model import SURFACE_SD, RegionRows
+from mobatlas.regions.recovery.posterior import effective_information
 from mobatlas.regions.recovery.recover import (
     DEFAULT_OPTIONS,
     FittedMap,
@@ -244,17 +245,15 @@ class _Layer:
 
     def observe(self, n: Floats) -> Floats:
         """C' after labelling n (groups,) people."""
-        chosen = n > 0
-        h = np.eye(len(n))[chosen]  # (rows, groups)
-        means = self.means[:, chosen]  # (bins, rows)
-        variance = self.dispersion[:, None] / (n[chosen] * np.maximum(means, NEGLIGIBLE))
+        chosen = np.flatnonzero(n > 0)
+        hc = self.covariance[:, chosen]  # (bins, rows, groups)
+        inner = hc[:, :, chosen]  # (bins, rows, rows)
+        means = np.maximum(self.means[:, chosen], NEGLIGIBLE)
+        variance = self.dispersion[:, None] / (n[chosen] * means)  # (bins, rows)
         # The expected variance: a mean is uncertain, so its inverse is larger on average.
-        variance = variance * np.exp(np.minimum(_along(h, self.covariance), 1) / 2)
-        error = variance[:, :, None] * np.eye(len(h)) + LEVEL_SD[True] ** 2
-        hc = h @ self.covariance  # (bins, rows, groups)
-        return np.asarray(
-            self.covariance - np.swapaxes(hc, 1, 2) @ np.linalg.solve(hc @ h.T + error, hc)
-        )
+        variance = variance * np.exp(np.clip(np.diagonal(inner, axis1=1, axis2=2), 0, 1) / 2)
+        inner = inner + variance[:, :, None] * np.eye(len(chosen)) + LEVEL_SD[True] ** 2
+        return np.asarray(self.covariance - np.swapaxes(hc, 1, 2) @ np.linalg.solve(inner, hc))
 
     def inform(self, more: Floats) -> Floats:
         """C' after more information on log M (bins, groups, groups)."""
@@ -291,15 +290,14 @@ class _Layer:
         d = self.means.shape[1]
         observed = Observed(rows.values, self._weight(rows), rows.centre)
         w = information(Rows(rows.shares, rows.surface), observed, self._mode)
-        surface = w[:, d:, d:] + np.eye(w.shape[1] - d) / SURFACE_SD**2
-        mixed = w[:, d:, :d]
-        w = w[:, :d, :d] - np.swapaxes(mixed, 1, 2) @ np.linalg.solve(surface, mixed)
-        slope = link_slope(self._mode[:, :d])
+        slope = np.ones_like(self._mode)
+        slope[:, :d] = link_slope(self._mode[:, :d])
         w = w / (slope[:, :, None] * slope[:, None])
         factors = self.fitted.model.factors
         sd = [self.fitted.variances.get(f"contextual_sd_{name}", 0.0) for name in factors.names]
         context = factors.covariance(np.square(sd))
-        w = np.asarray(np.linalg.solve(np.eye(d) + w @ context, w), dtype=np.float64)
+        surface = np.full(w.shape[1] - d, SURFACE_SD**2)
+        w = effective_information(w, slice(0, d), surface, context)
         doubt = 0.0 if self.fitted.model.direct else self.fitted.slopes.doubt
         return np.asarray((1 - doubt) * (w + np.swapaxes(w, 1, 2)) / 2)
 
