@@ -76,9 +76,9 @@ class Check:
     def raise_problems(self) -> None:
         """Refuse all problems at once."""
         problems = list(dict.fromkeys(self.problems))
-        lines = [f"{number}. {each}" for number, each in enumerate(problems, 1)]
         if problems[1:]:
-            raise MobatlasError("\n".join([f"{len(problems)} problems:", *lines]))
+            lines = (f"\n{number}. {each}" for number, each in enumerate(problems, 1))
+            raise MobatlasError(f"{len(problems)} problems:{''.join(lines)}")
         refuse_faults(dict.fromkeys(problems, True))
 
     @contextmanager
@@ -88,8 +88,10 @@ class Check:
         try:
             yield
         except MobatlasError as error:
-            dataset = str(self.steps.out / "dataset")  # a temporary folder
-            self.problems.append(str(error).replace(dataset, "the table of visits"))
+            self.problems.append(
+                # The dataset is in a temporary folder.
+                str(error).replace(f"{self.steps.out / 'dataset'}", "the table of visits")
+            )
         self.seconds[step] = time.perf_counter() - start
 
     def read_visits(self) -> None:
@@ -115,9 +117,8 @@ class Check:
 
     def _build(self, dataset: TrajectoryDataset, source: RegionsConfig) -> BuiltRegions:
         """Build regions; infer the periods of tables that do not say them."""
-        found = {name: period for name, (period, _) in self.periods.items()}
-        source = source.model_copy(update={"per": {**found, **source.per}})
-        options = self.steps.regions_options(source, require_per=self.span is not None)
+        per = {name: period for name, (period, _) in self.periods.items()} | source.per
+        options = self.steps.regions_options(source, per, require_per=self.span is not None)
         try:
             return build_from_dataset(dataset, options, self.steps.config.seed)
         except UndeclaredPeriod as error:
@@ -141,8 +142,10 @@ class Check:
         elif key == "group_tables":
             names = {path.name, getattr(source.aggregates, "name", "")}
             per = {name: period for name, period in source.per.items() if name in names}
-            alone = {"group_tables": (path,), "labelled": None, "per": per}
-            self._build(self.dataset, source.model_copy(update=alone))
+            self._build(
+                self.dataset,
+                source.model_copy(update={"group_tables": (path,), "labelled": None, "per": per}),
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """What was found, for the screen and for JSON."""

@@ -79,11 +79,11 @@ def _infer_window(check: Check, aggregates: Path | None) -> tuple[Window, int]:
     assert check.dataset is not None
     first_days = check.dataset.first_days
     span = int(first_days.max() - first_days.min()) + 1
-    days_per_person = float(np.median(np.bincount(check.dataset.person)))
     days = [built.regions.details.get("days") for built in check.regions.values()]
     if aggregates is not None and aggregates.name in check.periods:
         days = [period_days("", check.periods[aggregates.name][0], 1)]
-    return infer_window(span, days_per_person, next(filter(None, days), None)), span
+    per_person = float(np.median(np.bincount(check.dataset.person)))
+    return infer_window(span, per_person, next(filter(None, days), None)), span
 
 
 def _source_tables(visits: Path | None) -> dict[str, Path]:
@@ -149,13 +149,12 @@ def _problems(
     region_columns = list(filter(looks_like_region, columns))
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
-    files = {"visits": () if visits is None else (visits,), **region_files(source)}
     faults = {
         f"--{key.removesuffix('s').replace('_', '-')} {path}: this path does not exist; check it": (
             not path.exists()
         )
-        for key, paths in files.items()
-        for path in paths
+        for key, paths in {"visits": visits and (visits,), **region_files(source)}.items()
+        for path in paths or ()
     } | {
         "--composition is missing; aggregates need the composition of the same regions": (
             by is None and published and not census
