@@ -354,6 +354,14 @@ def test_tables_that_are_interchanged(
     assert "Traceback" not in done.err and not (tmp_path / "run.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("generate", "model", "--out", "x.parquet"), ("evaluate", "x", "--dataset", "y")]
+)
+def test_every_reader_takes_other_names_of_columns(command: tuple[str, ...]) -> None:
+    said = refused(*command, "--rename", "poi_id")
+    assert "--rename poi_id: write it as expected=theirs, user_id=device_id" in said
+
+
 def test_totals_that_no_period_explains_are_refused(tmp_path: Path) -> None:
     source = tables(tmp_path, days=1, per_day=4)
     options = [
