@@ -104,7 +104,8 @@ class Check:
 
     def read_regions(self, name: str, source: RegionsConfig) -> None:
         """Build regions with all evidence; if that fails, check each table alone."""
-        if self.dataset is not None and not self.problems:
+        complete = self.dataset is not None and not self.problems
+        if self.dataset is not None and complete:
             with self.collect(f"regions {name}"):
                 self.regions[name] = self._build(self.dataset, source)
         if name in self.regions:
@@ -113,7 +114,7 @@ class Check:
             for path in paths:
                 if (self.steps.base / path).exists():
                     with self.collect():
-                        self._check_alone(key, path, source)
+                        self._check_alone(key, path, source, complete)
 
     def _build(self, dataset: TrajectoryDataset, source: RegionsConfig) -> BuiltRegions:
         """Build regions; infer the periods of tables that do not say them."""
@@ -128,13 +129,13 @@ class Check:
             self.periods[error.path.name] = period
         return self._build(dataset, source)
 
-    def _check_alone(self, key: str, path: Path, source: RegionsConfig) -> None:
+    def _check_alone(self, key: str, path: Path, source: RegionsConfig, complete: bool) -> None:
         where = self.steps.base / path
         if key == "composition":
             refuse_interchanged(where, "--composition")
             Census((where,), None, source.straddle or "refuse", source.rename).read()
-        elif self.dataset is None:
-            raise MobatlasError(f"{where}: not checked, because the visits cannot be read")
+        elif self.dataset is None or (key == "group_tables" and not complete):
+            raise MobatlasError(f"{where}: not checked, because of the problems above")
         elif key == "aggregates":
             refuse_interchanged(where, "--aggregates")
             options = RegionsOptions(composition=where, aggregates=where, rename=source.rename)

@@ -119,7 +119,8 @@ def check_table(facts: Mapping[str, Any]) -> RenderableType:
     rows: dict[str, Cell] = {
         "visits": f"{summary['visits']['rows']:,} of {summary['users']:,} people{span}, at "
         f"{summary['pois']:,} places{sample}; dropped: {_dropped_visits(summary)}",
-        "window": ": ".join([f"days: {window['days']}", *filter(None, [window.get("reason")])]),
+        "window": f"{window['days']} day{'s' * (window['days'] > 1)}"
+        + (f": {window['reason']}" if "reason" in window else ""),
         "trajectories": f"{summary['windows']['kept']:,}; dropped: {_dropped_windows(summary)}",
     }
     for name, each in facts["regions"].items():
