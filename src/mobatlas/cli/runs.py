@@ -19,6 +19,7 @@ from mobatlas.cli.options import (
     Per,
     Quiet,
     Rename,
+    SplitAges,
     parse_periods,
     print_result,
     show,
@@ -70,6 +71,7 @@ def init(
     group_table: GroupTables = None,
     labelled: LabelledPath = None,
     home_panel: HomePanel = None,
+    split_ages: SplitAges = False,
     per: Per = None,
     rename: Rename = None,
     overwrite: Overwrite = False,
@@ -88,6 +90,7 @@ def init(
         group_tables=group_table or None,
         labelled=labelled,
         home_panel=home_panel,
+        straddle="uniform" if split_ages and composition else None,
         per=parse_periods(per, aggregates),
         rename=parse_renames(rename or ()),
     )
