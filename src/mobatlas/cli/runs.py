@@ -95,8 +95,11 @@ def init(
         rename=parse_renames(rename or ()),
     )
     facts = write_configuration(out, visits, source, overwrite=overwrite)
-    wrote = Text(f"wrote {out}; check it, then start: mobatlas run {out}")
-    show(facts, json, Group(check_table(facts), wrote))
+    show(
+        facts,
+        json,
+        Group(check_table(facts), Text(f"wrote {out}; check it, then start: mobatlas run {out}")),
+    )
 
 
 @app.command()

@@ -138,8 +138,8 @@ class Check:
             raise MobatlasError(f"{where}: not checked, because of the problems above")
         elif key == "aggregates":
             refuse_interchanged(where, "--aggregates")
-            options = RegionsOptions(composition=where, aggregates=where, rename=source.rename)
-            read_aggregates(where, table_context(self.dataset, options, where, ()))
+            alone = RegionsOptions(composition=where, aggregates=where, rename=source.rename)
+            read_aggregates(where, table_context(self.dataset, alone, where, ()))
         elif key == "group_tables":
             names = {path.name, getattr(source.aggregates, "name", "")}
             per = {name: period for name, period in source.per.items() if name in names}
@@ -241,8 +241,7 @@ def _costs(check: Check) -> dict[str, dict[str, float]]:
     """Seconds, memory and disk (GB) of each step."""
     run, dataset, summary = check.steps, check.dataset, check.summary
     assert dataset is not None and summary is not None
-    files = (path.stat().st_size for path in dataset.path.rglob("*") if path.is_file())
-    dataset_gb = sum(files) / 1e9 / summary.share
+    dataset_gb = sum(path.stat().st_size for path in dataset.path.rglob("*")) / 1e9 / summary.share
     config = configure(run.family, run.config.preset, run.generator_options)
     stopwatch = _Stopwatch(None, Execution(quiet=True))
     logging.disable(logging.WARNING)  # that a model of a few steps is bad
