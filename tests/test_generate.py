@@ -195,8 +195,11 @@ def test_a_table_of_anchors_is_used_in_order_and_again_from_the_top(
         request=SampleRequest(anchors=homes),
         dataset=tmp_path / "needs no dataset",
     )
-    generate(world.model, tmp_path / "twice", 12, SampleRequest(anchors=homes))
     table = pd.read_csv(homes)
+    theirs = tmp_path / "theirs.csv"  # other names of columns
+    table.rename(columns={"home_lat": "latitude"}).to_csv(theirs, index=False)
+    request = SampleRequest(anchors=theirs, rename={"home_lat": "latitude"})
+    generate(world.model, tmp_path / "twice", 12, request)
     pd.testing.assert_frame_equal(
         firsts(tmp_path / "rows")[list(ANCHORS)].reset_index(drop=True), table
     )

@@ -324,9 +324,11 @@ def test_a_survey_with_other_windows_is_scaled_with_a_note(city: Path, tmp_path:
 def test_people_of_the_survey_who_are_held_out_are_not_used(city: Path, tmp_path: Path) -> None:
     folder = tmp_path / "survey"
     folder.mkdir()
-    for name in ("visits", "people"):
-        shutil.copy(city / "city" / f"{name}.parquet", folder / f"{name}.parquet")
-    [evidence] = build(city, tmp_path / "regions", labelled=folder).evidence
+    for name in ("visits", "people"):  # with another name of a column
+        table = pd.read_parquet(city / "city" / f"{name}.parquet")
+        table.rename(columns={"user_id": "uid"}).to_parquet(folder / f"{name}.parquet")
+    rename = {"user_id": "uid"}
+    [evidence] = build(city, tmp_path / "regions", labelled=folder, rename=rename).evidence
     assert evidence.n.sum() == len(training_users(city / "dataset"))
 
 

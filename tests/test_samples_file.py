@@ -72,6 +72,11 @@ def test_the_least_a_file_must_hold_is_trajectories_and_places(tmp_path: Path) -
     assert [warning.partition(": ")[2] for warning in read.warnings] == [
         "the file has no column 'home_lat', so visits to HOME have no position"
     ]
+    theirs = pa.table({"id": rows["trajectory"], "placekey": rows["poi_id"]})
+    pq.write_table(theirs, tmp_path / "theirs.parquet")
+    names = {"trajectory": "id", "poi_id": "placekey"}
+    same = read_samples(tmp_path / "theirs.parquet", TOWN.vocabulary, rename=names)
+    assert same.trajectories.tokens.tolist() == read.trajectories.tokens.tolist()
 
 
 def test_places_outside_the_vocabulary_are_other_and_a_run_of_them_one_visit(

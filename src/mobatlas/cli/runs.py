@@ -18,6 +18,7 @@ from mobatlas.cli.options import (
     Per,
     Quiet,
     Rename,
+    SplitAges,
     parse_periods,
     print_result,
     show,
@@ -68,6 +69,7 @@ def init(
     group_table: GroupTables = None,
     labelled: LabelledPath = None,
     home_panel: HomePanel = None,
+    split_ages: SplitAges = False,
     per: Per = None,
     rename: Rename = None,
     overwrite: Overwrite = False,
@@ -86,12 +88,16 @@ def init(
         group_tables=group_table or None,
         labelled=labelled,
         home_panel=home_panel,
+        straddle="uniform" if split_ages and composition else None,
         per=parse_periods(per, aggregates),
         rename=parse_renames(rename or ()),
     )
     facts = write_configuration(out, visits, source, overwrite=overwrite)
-    wrote = Text(f"wrote {out}; check it, then start: mobatlas run {out}")
-    show(facts, json, Group(check_table(facts), wrote))
+    show(
+        facts,
+        json,
+        Group(check_table(facts), Text(f"wrote {out}; check it, then start: mobatlas run {out}")),
+    )
 
 
 @app.command()

@@ -76,9 +76,9 @@ class Check:
     def raise_problems(self) -> None:
         """Refuse all problems at once."""
         problems = list(dict.fromkeys(self.problems))
-        lines = [f"{number}. {each}" for number, each in enumerate(problems, 1)]
         if problems[1:]:
-            raise MobatlasError("\n".join([f"{len(problems)} problems:", *lines]))
+            lines = (f"\n{number}. {each}" for number, each in enumerate(problems, 1))
+            raise MobatlasError(f"{len(problems)} problems:{''.join(lines)}")
         refuse_faults(dict.fromkeys(problems, True))
 
     @contextmanager
@@ -88,8 +88,10 @@ class Check:
         try:
             yield
         except MobatlasError as error:
-            dataset = str(self.steps.out / "dataset")  # a temporary folder
-            self.problems.append(str(error).replace(dataset, "the table of visits"))
+            self.problems.append(
+                # The dataset is in a temporary folder.
+                str(error).replace(f"{self.steps.out / 'dataset'}", "the table of visits")
+            )
         self.seconds[step] = time.perf_counter() - start
 
     def read_visits(self) -> None:
@@ -102,7 +104,8 @@ class Check:
 
     def read_regions(self, name: str, source: RegionsConfig) -> None:
         """Build regions with all evidence; if that fails, check each table alone."""
-        if self.dataset is not None and not self.problems:
+        complete = self.dataset is not None and not self.problems
+        if self.dataset is not None and complete:
             with self.collect(f"regions {name}"):
                 self.regions[name] = self._build(self.dataset, source)
         if name in self.regions:
@@ -111,13 +114,12 @@ class Check:
             for path in paths:
                 if (self.steps.base / path).exists():
                     with self.collect():
-                        self._check_alone(key, path, source)
+                        self._check_alone(key, path, source, complete)
 
     def _build(self, dataset: TrajectoryDataset, source: RegionsConfig) -> BuiltRegions:
         """Build regions; infer the periods of tables that do not say them."""
-        found = {name: period for name, (period, _) in self.periods.items()}
-        source = source.model_copy(update={"per": {**found, **source.per}})
-        options = self.steps.regions_options(source, require_per=self.span is not None)
+        per = {name: period for name, (period, _) in self.periods.items()} | source.per
+        options = self.steps.regions_options(source, per, require_per=self.span is not None)
         try:
             return build_from_dataset(dataset, options, self.steps.config.seed)
         except UndeclaredPeriod as error:
@@ -127,22 +129,24 @@ class Check:
             self.periods[error.path.name] = period
         return self._build(dataset, source)
 
-    def _check_alone(self, key: str, path: Path, source: RegionsConfig) -> None:
+    def _check_alone(self, key: str, path: Path, source: RegionsConfig, complete: bool) -> None:
         where = self.steps.base / path
         if key == "composition":
             refuse_interchanged(where, "--composition")
             Census((where,), None, source.straddle or "refuse", source.rename).read()
-        elif self.dataset is None:
-            raise MobatlasError(f"{where}: not checked, because the visits cannot be read")
+        elif self.dataset is None or (key == "group_tables" and not complete):
+            raise MobatlasError(f"{where}: not checked, because of the problems above")
         elif key == "aggregates":
             refuse_interchanged(where, "--aggregates")
-            options = RegionsOptions(composition=where, aggregates=where, rename=source.rename)
-            read_aggregates(where, table_context(self.dataset, options, where, ()))
+            alone = RegionsOptions(composition=where, aggregates=where, rename=source.rename)
+            read_aggregates(where, table_context(self.dataset, alone, where, ()))
         elif key == "group_tables":
             names = {path.name, getattr(source.aggregates, "name", "")}
             per = {name: period for name, period in source.per.items() if name in names}
-            alone = {"group_tables": (path,), "labelled": None, "per": per}
-            self._build(self.dataset, source.model_copy(update=alone))
+            self._build(
+                self.dataset,
+                source.model_copy(update={"group_tables": (path,), "labelled": None, "per": per}),
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """What was found, for the screen and for JSON."""
@@ -237,8 +241,7 @@ def _costs(check: Check) -> dict[str, dict[str, float]]:
     """Seconds, memory and disk (GB) of each step."""
     run, dataset, summary = check.steps, check.dataset, check.summary
     assert dataset is not None and summary is not None
-    files = (path.stat().st_size for path in dataset.path.rglob("*") if path.is_file())
-    dataset_gb = sum(files) / 1e9 / summary.share
+    dataset_gb = sum(path.stat().st_size for path in dataset.path.rglob("*")) / 1e9 / summary.share
     config = configure(run.family, run.config.preset, run.generator_options)
     stopwatch = _Stopwatch(None, Execution(quiet=True))
     logging.disable(logging.WARNING)  # that a model of a few steps is bad

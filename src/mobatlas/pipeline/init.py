@@ -22,7 +22,6 @@ from mobatlas.regions.patterns import column_names
 from mobatlas.regions.periods import infer_window, period_days
 
 TEMPLATE = "configuration.yaml.j2"
-Window = tuple[int, str]  # days, and the reason in words
 
 
 def write_configuration(
@@ -57,7 +56,8 @@ def write_configuration(
         | dict.fromkeys(problems if visits is None else (), True)
     )
     render = partial(_render, visits, source, columns, out.parent)
-    window: Window = (1, "")  # to see which window suits the visits
+    # Days of a window, and the reason in words: first to see which window suits the visits.
+    window: tuple[int, str] = (1, "")
     facts: dict[str, Any] = {}
     for _ in range(0 if visits is None else 2):
         config = build_run(yaml.safe_load(render(window, {})))
@@ -74,16 +74,16 @@ def write_configuration(
     return facts
 
 
-def _infer_window(check: Check, aggregates: Path | None) -> tuple[Window, int]:
-    """The window that suits visits, read as windows of a day, and aggregates; days of the visits"""
+def _infer_window(check: Check, aggregates: Path | None) -> tuple[tuple[int, str], int]:
+    """The window that suits aggregates and visits, read with 1-day windows; days of the visits."""
     assert check.dataset is not None
     first_days = check.dataset.first_days
     span = int(first_days.max() - first_days.min()) + 1
-    days_per_person = float(np.median(np.bincount(check.dataset.person)))
     days = [built.regions.details.get("days") for built in check.regions.values()]
     if aggregates is not None and aggregates.name in check.periods:
         days = [period_days("", check.periods[aggregates.name][0], 1)]
-    return infer_window(span, days_per_person, next(filter(None, days), None)), span
+    per_person = float(np.median(np.bincount(check.dataset.person)))
+    return infer_window(span, per_person, next(filter(None, days), None)), span
 
 
 def _source_tables(visits: Path | None) -> dict[str, Path]:
@@ -99,7 +99,7 @@ def _render(
     source: RegionsConfig,
     columns: Mapping[str, Sequence[str]],
     base: Path,
-    window: Window,
+    window: tuple[int, str],
     periods: Mapping[str, tuple[str, str]],
 ) -> str:
     """The configuration as YAML with comments."""
@@ -149,13 +149,12 @@ def _problems(
     region_columns = list(filter(looks_like_region, columns))
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
-    files = {"visits": () if visits is None else (visits,), **region_files(source)}
     faults = {
         f"--{key.removesuffix('s').replace('_', '-')} {path}: this path does not exist; check it": (
             not path.exists()
         )
-        for key, paths in files.items()
-        for path in paths
+        for key, paths in {"visits": visits and (visits,), **region_files(source)}.items()
+        for path in paths or ()
     } | {
         "--composition is missing; aggregates need the composition of the same regions": (
             by is None and published and not census

@@ -389,9 +389,13 @@ class Steps:
         return RegionsFolder.open(self._seeded(f"regions {name}", out, inputs, compute))
 
     def regions_options(
-        self, source: RegionsConfig, *, require_per: bool = False
+        self,
+        source: RegionsConfig,
+        per: Mapping[str, str] | None = None,
+        *,
+        require_per: bool = False,
     ) -> RegionsOptions:
-        """The options of `build_regions`."""
+        """The options of `build_regions`; `per` are other periods than those of the source."""
         tables = self.tables(source)
         return RegionsOptions(
             partition=source.partition,
@@ -407,7 +411,7 @@ class Steps:
             group_tables=tables.get("group_tables", ()),
             labelled=_only(tables, "labelled"),
             labelled_sample=source.labelled_sample,
-            per=source.per,
+            per=source.per if per is None else per,
             require_per=require_per,
             home_panel=_only(tables, "home_panel"),
             polygons=_only(tables, "polygons"),

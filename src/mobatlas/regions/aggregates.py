@@ -433,8 +433,8 @@ def refuse_interchanged(path: Path, option: str) -> None:
     likely = "--composition" if by_group and by_region else option
     if by_feature and by_group != by_region:
         likely = "--group-table" if by_group else "--aggregates"
-    visits = ({name, *SYNONYMS[name]} for name in ("user_id", "arrival"))
-    if not any(map(columns.isdisjoint, visits)):
+    # required of visits
+    if not any(columns.isdisjoint({name, *SYNONYMS[name]}) for name in ("user_id", "arrival")):
         likely = "--visits"
     if likely != option:
         raise MobatlasError(

@@ -219,6 +219,14 @@ def _with_panel(built: BuiltRegions) -> BuiltRegions:
     if panel is None:
         return built
     notes, warnings = panel_sentences(panel)
+    census, n = regions.composition.n, regions.aggregates.n
+    if (n > census).any():
+        worst = int(np.argmax(n / census))
+        warnings.append(
+            f"{int((n > census).sum()):,} regions have more people in the aggregates than in the "
+            f"census (for example '{regions.composition.regions[worst]}', {n[worst]:,.0f} and "
+            f"{census[worst]:,.0f}): is the census in thousands?"
+        )
     return replace(
         built,
         regions=replace(regions, details=regions.details | {"panel": panel}),

@@ -123,7 +123,8 @@ def check_table(facts: Mapping[str, Any]) -> RenderableType:
     rows: dict[str, Cell] = {
         "visits": f"{summary['visits']['rows']:,} of {summary['users']:,} people{span}, at "
         f"{summary['pois']:,} places{sample}; dropped: {_dropped_visits(summary)}",
-        "window": ": ".join([f"days: {window['days']}", *filter(None, [window.get("reason")])]),
+        "window": f"{window['days']} day{'s' * (window['days'] > 1)}"
+        + (f": {window['reason']}" if "reason" in window else ""),
         "trajectories": f"{summary['windows']['kept']:,}; dropped: {_dropped_windows(summary)}",
     }
     for name, each in facts["regions"].items():
@@ -146,21 +147,19 @@ def check_table(facts: Mapping[str, Any]) -> RenderableType:
 
 def costs_table(costs: Mapping[str, Mapping[str, float]]) -> RenderableType:
     """The estimated costs of the steps of a run."""
-    whole = {
-        "seconds": sum(each["seconds"] for each in costs.values()),
-        "memory_gb": max(each["memory_gb"] for each in costs.values()),
-        "disk_gb": sum(each["disk_gb"] for each in costs.values()),
-    }
-    rows = tuple(
+    rows = [
         (name, each["seconds"] / 60, each["memory_gb"], each["disk_gb"])
-        for name, each in {**costs, "all": whole}.items()
-    )
-    caption = (
-        "Estimates for this machine as busy as it is now, from a few steps of training. They may "
-        "be wrong by a factor of three."
-    )
+        for name, each in costs.items()
+    ]
+    _, minutes, memory, disk = zip(*rows, strict=True)
     formats = {"minutes": ",.1f", "memory (GB)": ".1f", "disk (GB)": ".2f"}
-    return Table(("step", *formats), rows, caption, formats).as_rich()
+    return Table(
+        ("step", *formats),
+        (*rows, ("all", sum(minutes), max(memory), sum(disk))),
+        "Estimates for this machine as busy as it is now, from a few steps of training. They may "
+        "be wrong by a factor of three.",
+        formats,
+    ).as_rich()
 
 
 def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
@@ -485,8 +484,10 @@ def distinguished(diagnosis: Mapping[str, Any]) -> str:
         if len(levels) > 1:
             found[_verdict(diagnosis, attribute)].append(_levels(attribute, levels))
     clauses = [f"{form} {listed(names)}" for form, names in found.items() if names]
-    identify = "identifies" if count == 1 else "identify"
-    clauses.append(f"{identify} {rank} of {groups} independent combinations of groups")
+    clauses.append(
+        f"{'identifies' if count == 1 else 'identify'} {rank} of {groups} independent "
+        "combinations of groups"
+    )
     if rank == groups:
         clauses = [f"can distinguish all {groups} groups"]
     subjects = [subject] + ["It" if count == 1 else "They"] * len(clauses[1:])
