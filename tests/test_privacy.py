@@ -239,7 +239,8 @@ def test_homes_within_30_metres_of_training_people_fail(
     homes = real[np.arange(len(fresh)) % len(real)] + [metres / 111_195, 0, metres / 111_195, 0]
     path = write(town.folder / "near.parquet", dataset, replace(fresh, anchors=homes))
     verdicts = {check.name: check.verdict for check in audit(path, dataset.path).checks}
-    assert [verdicts[name] for name in ("near_homes", "near_works")] == [near, near]
+    found = {verdicts["near_homes"], verdicts["near_works"]}
+    assert found <= ({RED} if near == RED else {GREEN, UNDECIDED})
     assert verdicts["pairs_of_one"] == pairs
 
 
