@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from mobatlas import MobatlasError, build_regions
