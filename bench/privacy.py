@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,11 @@ MEASURE = (
 
 
 def run(
-    experiment: Experiment, users: int = USERS, steps: int = STEPS, samples: int = SAMPLES
+    experiment: Experiment,
+    users: int = USERS,
+    steps: int = STEPS,
+    samples: int = SAMPLES,
+    places: Sequence[int] = PLACES,
 ) -> dict[str, Any]:
     """Train with and without rare places, sample with and without copies; write privacy.json."""
     command = Command("privacy")
@@ -40,7 +45,7 @@ def run(
     cells = [
         Cell(seed, f"privacy-{n}", size | {"places": n}, partial(_city, size, n, seed))
         for seed in experiment.numbers
-        for n in PLACES
+        for n in places
     ]
     results = Runner(experiment, "privacy", command).run(cells)
     rows = [row for each in results for row in each["rows"]]

@@ -336,8 +336,12 @@ def check(tmp_path: Path, case: str, engine: str) -> None:
     summary = prepared(tmp_path, change, engine)
     [warning] = summary.warnings
     assert re.search(sentence, warning), warning
-    stored = json.loads((tmp_path / "dataset" / "summary.json").read_text())
-    assert stored["warnings"] == [warning]
+    [stored] = json.loads((tmp_path / "dataset" / "summary.json").read_text())["warnings"]
+    raw = [pd.read_parquet(tmp_path / "raw" / f"{name}.parquet") for name in ("visits", "people")]
+    users = {str(user) for table in raw for user in table["user_id"]}
+    named = [user for user in users if f"'{user}'" in warning]
+    assert not any(f"'{user}'" in stored for user in users), "files have no id of a person"
+    assert (stored == warning) == (not named)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -34,6 +34,7 @@ from mobatlas import (
 )
 from mobatlas.cli.commands import app
 from mobatlas.config import Coarsening
+from mobatlas.data import types as data_types
 from mobatlas.data.samples import read_samples
 from mobatlas.data.types import HOME
 from mobatlas.evaluation.comparison import Interval
@@ -65,7 +66,7 @@ from mobatlas.sampling.chunks import SampleRequest, coarsen_anchors
 from mobatlas.sampling.generate import generate
 from tests.small_town import walks
 from tests.tiny import fitted
-from tests.worlds import keep
+from tests.worlds import keep, remade
 from tests.written import write
 
 FAR = Coarsening("disc", 5.0)
@@ -219,6 +220,14 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
     by_likelihood = audit(town.folder / name, dataset.path)
     assert [check.name for check in by_likelihood.checks] == ["model_auc", "model_tpr"]
     assert by_likelihood.verdict == verdict
+    real = dataset.anchors[np.unique(dataset.person[dataset.split("train")])]
+    homes = pa.table(dict(zip(data_types.ANCHORS, real.T, strict=True)))
+    with_homes = remade(
+        town.folder / name,
+        town.folder / f"{name}, with homes",
+        lambda folder: pq.write_table(homes, folder / "homes.parquet"),
+    )
+    assert audit(with_homes, dataset.path).subjects[ANCHORS] == RED
     result = audit(town.folder / f"{name}.parquet", dataset.path).subjects
     assert {result[MEMORISATION], result[MEMBERSHIP]} == {verdict}
     assert (
@@ -239,7 +248,8 @@ def test_homes_within_30_metres_of_training_people_fail(
     homes = real[np.arange(len(fresh)) % len(real)] + [metres / 111_195, 0, metres / 111_195, 0]
     path = write(town.folder / "near.parquet", dataset, replace(fresh, anchors=homes))
     verdicts = {check.name: check.verdict for check in audit(path, dataset.path).checks}
-    assert [verdicts[name] for name in ("near_homes", "near_works")] == [near, near]
+    found = {verdicts["near_homes"], verdicts["near_works"]}
+    assert found <= ({RED} if near == RED else {GREEN, UNDECIDED})
     assert verdicts["pairs_of_one"] == pairs
 
 

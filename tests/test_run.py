@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
@@ -111,8 +111,7 @@ def test_the_command_ends_with_the_verdict_of_the_audit(finished: Path, tmp_path
     command = ["run", str(path), "--out", str(folder), "--quiet"]
     printed = CliRunner().invoke(app, command, catch_exceptions=False)
     assert printed.exit_code == 0
-    ending = " ".join(printed.stdout.split("report: ")[1].split("\n", 1)[1].split())
-    assert ending == f"hot16: {answer}"
+    assert " ".join(printed.stdout.split()).endswith(f"report.html hot16: {answer}")
     report = (folder / "report.html").read_text()
     assert escape(answer) in report.partition('aria-label="Summary"')[0]
     as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
@@ -331,7 +330,7 @@ def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_pat
     assert (
         "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
     )
-    assert "What samples disclose about training people" in page and "Home and work, unique" in page
+    assert "What samples disclose about training people" in page and "Home and work of one" in page
     assert (
         "proprietary panel" in page
         and '<th scope="row">California</th><td>messy</td><td>atlas-tv</td>' in page

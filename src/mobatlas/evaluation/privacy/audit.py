@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import read_samples
+from mobatlas.data.types import ANCHORS as ANCHOR_NAMES
 from mobatlas.data.types import OTHER, Flags, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import Interval, labelled_groups
@@ -329,19 +331,30 @@ def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tra
         for name, nats in (("likelihood", ours), ("likelihood, against reference", ours - others))
     }
     outcome = _inference(MODEL, scores, cohort.side[attacked], rng)
+    stored = _stored_anchors(path)
+    nearby = _nearby(stored, cohort.anchors, cohort.side, rng) if len(stored) else ()
     tracker.step(STEPS)
     return Audit(
         dataset=str(dataset.path),
         samples=str(path),
         trajectories=0,
         people=cohort.people,
-        checks=outcome.checks,
+        checks=(*outcome.checks, *nearby),
         attacks={"likelihood": outcome.attacks},
         chosen={"likelihood": outcome.chosen},
-        compared={"samples": 0, "people": len(attacked)},
+        compared={"samples": len(stored), "people": len(attacked)},
         warnings=(),
         seed=seed,
     )
+
+
+def _stored_anchors(folder: Path) -> Floats:
+    """The homes and workplaces (rows, 4) in the tables of a model folder."""
+    tables = (pq.read_table(path) for path in sorted(folder.rglob("*.parquet")))
+    known = [
+        each.select(ANCHOR_NAMES) for each in tables if {*ANCHOR_NAMES} <= {*each.column_names}
+    ]
+    return np.concatenate([np.zeros((0, 4)), *(each.to_pandas().to_numpy() for each in known)])
 
 
 @dataclass(frozen=True)
