@@ -28,7 +28,6 @@ PER_PERSON = 5  # rows of a population
 OUTLIERS = 0.1  # a cell shrinks if at most this share of its people, and fewer than k, are outside
 BANDS = np.array([0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 100, 200])
 ROUNDS = 30  # of iterative proportional fitting
-STREAM = 41  # of random numbers
 # What is known of a person: home + 2 work + (1 if both are the same place).
 NOTHING, HOME_ONLY, WORK_ONLY, BOTH, SAME = range(5)
 HOME = slice(0, 2)  # columns of anchors
@@ -130,7 +129,7 @@ class AnchorModel:
 
     def draw(self, n: int, seed: int = 0, region: int | None = None) -> Residents:
         """Draw n people, of all regions or of one; none if the model does not have the region."""
-        rng = np.random.default_rng([seed, STREAM])
+        rng = np.random.default_rng(seed)
         weights = self.home_people * (True if region is None else self.home_region == region)
         if not weights.any():
             return Residents(np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
