@@ -20,6 +20,9 @@ from mobatlas.data.types import KM_PER_DEGREE, Flags, Floats, Ints, haversine_km
 SYNTHETIC = "synthetic"
 OBSERVED = "observed"
 MIN_PEOPLE = 10  # k, behind every published number
+# Times k people. With just k, who is among them would show in what is drawn.
+CELL = 2
+FLOW = 4
 MAX_CELLS = 1_000
 MIN_KM = 0.1  # side of a cell
 EARTH = (-90.0, -180.0, 90.0, 180.0)  # south, west, north, east
@@ -181,7 +184,7 @@ def _fit_flows(
     known = anchors[commuters]
     home, work = homes.cell[commuters], works.cell[commuters]
     everyone = np.arange(len(known))
-    least = int(np.sqrt(2 * k * len(known)))  # about k people for each pair of zones
+    least = int(np.sqrt(2 * FLOW * k * len(known)))  # enough people for most pairs of zones
     zones = [_centres(_cells(known[:, part], everyone, least)[0]) for part in (HOME, WORK)]
     home_zone, work_zone = (
         haversine_km(_centres(cells.boxes)[:, None], centres).argmin(1)
@@ -192,10 +195,10 @@ def _fit_flows(
     band = _bands(homes.boxes, works.boxes)
     in_band = np.bincount(band[home, work], minlength=len(BANDS) + 1)
     in_pair = np.bincount(pair[home, work], minlength=shape[0] * shape[1])
-    # Distances of fewer than k people do not occur; such flows follow from the other numbers.
+    # Distances of few people do not occur; flows of few people follow from the other numbers.
     shares = [
-        np.where(people >= k, people / max(len(known), 1), rare)
-        for people, rare in ((in_band, 0.0), (in_pair, np.nan))
+        np.where(people >= few, people / max(len(known), 1), rare)
+        for people, few, rare in ((in_band, k, 0.0), (in_pair, FLOW * k, np.nan))
     ]
     rows, columns = (cells.people / cells.people.sum() for cells in (homes, works))
     attraction, (deterrence, flows) = fit_proportionally(rows, columns, (band, pair), shares)
@@ -262,7 +265,7 @@ def _kinds(kind: Ints, region: Ints, regions: int, k: int) -> Floats:
 
 def _cells_by_region(places: Floats, region: Ints, regions: int, k: int) -> _Cells:
     """Divide each region, and the people without one; people who are ABSENT have no cell."""
-    least = max(k, int((region > ABSENT).sum()) // MAX_CELLS)
+    least = max(CELL * k, int((region > ABSENT).sum()) // MAX_CELLS)
     cell = np.full(len(places), -1)
     parts = [(np.array([EARTH]), np.array([-1]))]
     for number in range(-1, regions):
