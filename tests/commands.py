@@ -39,6 +39,7 @@ CONFIG: dict[str, Any] = {
 }
 FILES = [
     "config.json",
+    "anchors.json",
     "lengths.json",
     "manifest.json",
     "metrics.jsonl",
