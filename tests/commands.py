@@ -38,15 +38,21 @@ CONFIG: dict[str, Any] = {
     }
 }
 FILES = [
-    "config.json",
     "anchors.json",
+    "config.json",
     "lengths.json",
     "manifest.json",
     "metrics.jsonl",
     "vocabulary.parquet",
     "weights.safetensors",
 ]
-SAME = ["config.json", "lengths.json", "vocabulary.parquet", "weights.safetensors"]
+SAME = [
+    "anchors.json",
+    "config.json",
+    "lengths.json",
+    "vocabulary.parquet",
+    "weights.safetensors",
+]
 CALIBRATED = [*FILES, "calibration.json", "calibration.safetensors", "group_means.parquet"]
 DIFFERENT = ["manifest.json", "metrics.jsonl"]  # times
 OFTEN = ("--checkpoint-seconds", 0.2)
