@@ -28,7 +28,7 @@ MIN_KM = 0.1  # side of a cell
 EARTH = (-90.0, -180.0, 90.0, 180.0)  # south, west, north, east
 ROWS = (20_000, 200_000)  # of a population, at least and at most
 PER_PERSON = 5  # rows of a population
-OUTLIERS = 0.1  # a cell shrinks if at most this share of its people, and fewer than k, are outside
+OUTLIERS = 0.1  # a cell shrinks if at most this share of its people are outside
 BANDS = np.array([0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 100, 200])
 ROUNDS = 30  # of iterative proportional fitting
 # What is known of a person: home + 2 work + (1 if both are the same place).
