@@ -38,13 +38,14 @@ CONFIG: dict[str, Any] = {
     }
 }
 FILES = [
+    "anchors.json",
     "config.json",
     "manifest.json",
     "metrics.jsonl",
     "vocabulary.parquet",
     "weights.safetensors",
 ]
-SAME = ["config.json", "vocabulary.parquet", "weights.safetensors"]
+SAME = ["anchors.json", "config.json", "vocabulary.parquet", "weights.safetensors"]
 CALIBRATED = [*FILES, "calibration.json", "calibration.safetensors", "group_means.parquet"]
 DIFFERENT = ["manifest.json", "metrics.jsonl"]  # times
 OFTEN = ("--checkpoint-seconds", 0.2)

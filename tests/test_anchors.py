@@ -101,10 +101,10 @@ def test_regions_distances_flows_and_shares_without_work_are_met() -> None:
         return np.histogram(km, [0, *BANDS])[0] / len(km), float((km > 12).mean())
 
     (shares, far), (expected, really) = commutes(drawn.anchors), commutes(anchors)
-    assert np.abs(shares - expected).sum() < 0.1 and far == pytest.approx(really, abs=0.01)
+    assert np.abs(shares - expected).sum() < 0.15 and far == pytest.approx(really, abs=0.01)
 
 
-def test_a_person_who_lives_alone_in_a_district_cannot_be_found() -> None:
+def test_the_only_resident_of_a_district_cannot_be_found() -> None:
     anchors, town = people()
     alone = np.array([[37.8, -77.1, 37.79, -77.12]])
     anchors = np.vstack([anchors, alone])

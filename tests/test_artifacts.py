@@ -207,7 +207,11 @@ def test_a_foreign_file_in_an_unfinished_folder_is_left_as_it_is(
             '{"format": 1, "kind": "thing", "files": {}, "versions": {"mobatlas": "0.1.0"}}',
             "folder format 1.*this version reads format 2; create the folder again",
         ),
-        ('{"format": 2, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
+        ('{"format": 3, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
+        (
+            '{"format": 2, "kind": "model", "files": {}}',
+            "folder format 2.*this version reads format 3; create the folder again",
+        ),
         (
             '{"format": 2, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}',
             "gone.txt is missing",
@@ -274,6 +278,7 @@ def test_manifests_hold_no_time_and_no_path(tmp_path: Path) -> None:
     assert set(json.loads(text)) == {
         "format",
         "kind",
+        "discloses",
         "versions",
         "seed",
         "config",

@@ -26,6 +26,7 @@ from mobatlas.data.types import ANCHORS
 from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.models import SuperviseOptions, train
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.supervision.calibration import Sampler
 from mobatlas.training.loop import Execution
@@ -316,16 +317,25 @@ def test_with_membership_samples_of_a_group_have_homes_of_its_regions(
     people = load_model(theirs).population
     number = shares["region"].unique().tolist().index(own)
     elsewhere = set(people.anchors[people.region != number, 0])
-    found = []
-    for number, model in enumerate((theirs, anybodys)):
-        out = tmp_path / f"{number}.parquet"
+    homes = []
+    for count, model in enumerate((theirs, anybodys)):
+        out = tmp_path / f"{count}.parquet"
         assert (
             run("generate", model, "--n", 40, "--group", GROUP, *calibrate, "--out", out).code == 0
         )
-        found.append(set(pd.read_parquet(out)["home_lat"]))
-    assert not found[0] & elsewhere
+        homes.append(set(pd.read_parquet(out)["home_lat"]))
+    assert not homes[0] & elsewhere
     everyone = load_model(anybodys).population
-    assert found[1] & set(everyone.anchors[everyone.region != number, 0])
+    assert homes[1] & set(everyone.anchors[everyone.region != number, 0])
+    region = RegionsFolder.open(world.groups).assignment or {}
+    table = world.dataset.people.to_pandas()
+    real = set(table.home_lat[table.user_id.map(region) == own])
+    for request in (
+        SampleRequest(anchors="observed", group=GROUP),
+        SampleRequest(anchors="observed", region=own),
+    ):
+        generate(theirs, tmp_path / "observed.parquet", 20, request, overwrite=True)
+        assert set(pd.read_parquet(tmp_path / "observed.parquet")["home_lat"]) <= real
 
 
 def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(

@@ -20,15 +20,17 @@ from mobatlas.data.types import KM_PER_DEGREE, Flags, Floats, Ints, haversine_km
 
 SYNTHETIC = "synthetic"
 OBSERVED = "observed"
+# Times k people. With just k, who is among them would show in what is drawn.
+CELL = 2
+FLOW = 4
 MAX_CELLS = 1_000
 MIN_KM = 0.1  # side of a cell
 EARTH = (-90.0, -180.0, 90.0, 180.0)  # south, west, north, east
 ROWS = (20_000, 200_000)  # of a population, at least and at most
 PER_PERSON = 5  # rows of a population
-OUTLIERS = 0.1  # a cell shrinks if at most this share of its people, and fewer than k, are outside
+OUTLIERS = 0.1  # a cell shrinks if at most this share of its people are outside
 BANDS = np.array([0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 60, 100, 200])
 ROUNDS = 30  # of iterative proportional fitting
-STREAM = 41  # of random numbers
 # What is known of a person: home + 2 work + (1 if both are the same place).
 NOTHING, HOME_ONLY, WORK_ONLY, BOTH, SAME = range(5)
 HOME = slice(0, 2)  # columns of anchors
@@ -130,7 +132,7 @@ class AnchorModel:
 
     def draw(self, n: int, seed: int = 0, region: int | None = None) -> Residents:
         """Draw n people, of all regions or of one; none if the model does not have the region."""
-        rng = np.random.default_rng([seed, STREAM])
+        rng = np.random.default_rng(seed)
         weights = self.home_people * (True if region is None else self.home_region == region)
         if not weights.any():
             return Residents(np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
@@ -182,7 +184,7 @@ def _fit_flows(
     known = anchors[commuters]
     home, work = homes.cell[commuters], works.cell[commuters]
     everyone = np.arange(len(known))
-    least = int(np.sqrt(2 * k * len(known)))  # about k people for each pair of zones
+    least = int(np.sqrt(2 * FLOW * k * len(known)))  # enough people for most pairs of zones
     zones = [_centres(_cells(known[:, part], everyone, least)[0]) for part in (HOME, WORK)]
     home_zone, work_zone = (
         haversine_km(_centres(cells.boxes)[:, None], centres).argmin(1)
@@ -193,10 +195,10 @@ def _fit_flows(
     band = _bands(homes.boxes, works.boxes)
     in_band = np.bincount(band[home, work], minlength=len(BANDS) + 1)
     in_pair = np.bincount(pair[home, work], minlength=shape[0] * shape[1])
-    # Distances of fewer than k people do not occur; such flows follow from the other numbers.
+    # Distances of few people do not occur; flows of few people follow from the other numbers.
     shares = [
-        np.where(people >= k, people / max(len(known), 1), rare)
-        for people, rare in ((in_band, 0.0), (in_pair, np.nan))
+        np.where(people >= few, people / max(len(known), 1), rare)
+        for people, few, rare in ((in_band, k, 0.0), (in_pair, FLOW * k, np.nan))
     ]
     rows, columns = (cells.people / cells.people.sum() for cells in (homes, works))
     attraction, (deterrence, flows) = fit_proportionally(rows, columns, (band, pair), shares)
@@ -263,7 +265,7 @@ def _kinds(kind: Ints, region: Ints, regions: int, k: int) -> Floats:
 
 def _cells_by_region(places: Floats, region: Ints, regions: int, k: int) -> _Cells:
     """Divide each region, and the people without one; people who are ABSENT have no cell."""
-    least = max(k, int((region > ABSENT).sum()) // MAX_CELLS)
+    least = max(CELL * k, int((region > ABSENT).sum()) // MAX_CELLS)
     cell = np.full(len(places), -1)
     parts = [(np.array([EARTH]), np.array([-1]))]
     for number in range(-1, regions):

@@ -142,7 +142,8 @@ class Model:
     @cached_property
     def population(self) -> Residents:
         """Synthetic people, the same ones whenever the model is loaded."""
-        return self.anchors.population()
+        with refuse_corrupt(self.path / ANCHOR_MODEL):
+            return self.anchors.population()
 
     @property
     def regions_path(self) -> Path | None:
@@ -209,14 +210,13 @@ class Model:
     ) -> Floats:
         """Return the anchors of people in a region (people, 4)."""
         if own and not observed:
-            return self.anchors.population(number).anchors
+            with refuse_corrupt(self.path / ANCHOR_MODEL):
+                return self.anchors.population(number).anchors
         people = self.observed(regions or self.regions_path)
-        anchors = people.anchors[people.region == number]
+        inside = people.region == number
         if observed:
-            return anchors
-        if (~np.isnan(anchors[:, 0])).sum() < MIN_PEOPLE:
-            return anchors[:0]
-        return AnchorModel.fit(anchors).population().anchors
+            return people.anchors[inside]
+        return AnchorModel.fit(people.anchors, inside - 1, ("inside",)).population(0).anchors
 
     def _shares(self, region: str, folder: Path) -> tuple[int, Floats | None]:
         """Return the number of a region, and p(d|g) (groups,)."""
