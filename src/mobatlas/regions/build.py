@@ -363,13 +363,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     context = table_context(dataset, options, published, p.regions)
     v, days = read_aggregates(published, context, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
-    bins = {name for each in maps for name in each.bins}
-    columns = np.flatnonzero([name in bins for name in v.features])
-    if not len(columns):
-        raise MobatlasError(
-            f"{published}: the table has no feature of {', '.join(each.name for each in maps)}; "
-            "choose another --feature"
-        )
+    columns = _columns_of(maps, v.features, published)
     row = match_regions(v.regions, p.regions, f"{published.name} and {census.name}", notes)
     people = p.n[row] if v.pooled else np.minimum(p.n[row], v.n)
     is_small = (row >= 0) & (people < options.min_people)
@@ -414,6 +408,18 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             ),
         ],
     )
+
+
+def _columns_of(maps: Sequence[FeatureMap], features: Sequence[str], published: Path) -> Ints:
+    """The columns of a published table that belong to feature maps."""
+    bins = {name for each in maps for name in each.bins}
+    columns = np.flatnonzero([name in bins for name in features])
+    if not len(columns):
+        raise MobatlasError(
+            f"{published}: the table has no feature of {', '.join(each.name for each in maps)}; "
+            "choose another --feature"
+        )
+    return columns
 
 
 def table_context(
