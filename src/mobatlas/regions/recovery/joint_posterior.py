@@ -26,6 +26,7 @@ from mobatlas.regions.recovery.posterior import (
     mixture,
     normalised,
     shares_of_information,
+    with_heavy_tails,
 )
 from mobatlas.regions.recovery.priors import (
     LEVEL,
@@ -231,6 +232,9 @@ class DirectFit:
             prior = (1 - doubt) * prior + doubt * prior_without
             variances = (1 - doubt) * variances + doubt * without.revised.own
             informed[REGIONS] = (1 - doubt) * informed[REGIONS]
+        if not model.confounded:
+            known = np.sum(list(informed.values()), axis=0)  # (bins, groups, groups)
+            posterior = with_heavy_tails(model.population, posterior, known)
         own = model.factors.covariance(variances)
         total = variances if self.context is None else variances + self.context
         return MapFit(

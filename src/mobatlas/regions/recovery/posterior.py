@@ -13,6 +13,7 @@ PILOT_BINS = 32  # bins that show which priors matter
 LEAST_SHARE = 0.01  # of these bins: priors with less are left out
 UPPER_END = 1.645  # standard deviations: the 95 % quantile
 OVERSHOOT = 1.0  # of a logarithm
+HEAVY_TAILS = 0.5  # more variance where it is assumed, as of t with 5 degrees of freedom
 Posterior = tuple[Floats, Floats]  # means and covariances of linked log ratios
 
 
@@ -58,15 +59,14 @@ def contrast_variance(population: Floats, covariance: Floats) -> Floats:
     return np.einsum("ab,...bc,ac->...a", centring, covariance, centring)
 
 
-def assumed_part(population: Floats, covariance: Floats, informed: Floats) -> Floats:
-    """The part of a covariance C (bins, groups, groups) that is not information W: C - C W C.
-
-    It is that of log ratios to the population.
-    """
+def with_heavy_tails(population: Floats, posterior: Posterior, informed: Floats) -> Posterior:
+    """A posterior with more variance where a covariance C is not information W: in C - C W C."""
+    mean, covariance = posterior
     centring = np.eye(len(population)) - population
     part = centring @ (covariance - covariance @ informed @ covariance) @ centring.T
     values, vectors = np.linalg.eigh((part + part.swapaxes(1, 2)) / 2)
-    return np.asarray((vectors * np.maximum(values, 0)[:, None]) @ vectors.swapaxes(1, 2))
+    assumed = (vectors * np.maximum(values, 0)[:, None]) @ vectors.swapaxes(1, 2)
+    return mean, covariance + HEAVY_TAILS * assumed
 
 
 def effective_information(

@@ -10,13 +10,13 @@ from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.map_model import REGIONS, SURFACE_SD, MapFit, MapModel, Slopes
 from mobatlas.regions.recovery.posterior import (
     Posterior,
-    assumed_part,
     contrast_variance,
     effective_information,
     log_covariance,
     mixture,
     normalised,
     shares_of_information,
+    with_heavy_tails,
 )
 from mobatlas.regions.recovery.priors import (
     CONCENTRATION,
@@ -27,7 +27,6 @@ from mobatlas.regions.recovery.priors import (
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes, link
 
 OWN_SCALES = ((1.0, 0.5), (0.25, 0.25), (4.0, 0.25))  # of the assumed variance, with weights
-HEAVY_TAILS = 0.5  # more variance where it is assumed, as of t with 5 degrees of freedom
 NEGLIGIBLE = 1e-3  # a smaller doubt changes nothing
 
 
@@ -125,12 +124,11 @@ def _finish(
     surface = np.full(modes.information.shape[1] - len(own), SURFACE_SD**2)
     informed = effective_information(modes.information, slice(0, len(own)), surface, confounder)
     informed = (1 - slopes.doubt) * informed
-    mean, covariance = posterior
     if confounder is None:
-        covariance = covariance + HEAVY_TAILS * assumed_part(model.population, covariance, informed)
+        posterior = with_heavy_tails(model.population, posterior, informed)
     return MapFit(
-        log_means=normalised(model, bins, mean),
-        log_covariance=log_covariance((mean, covariance)),
+        log_means=normalised(model, bins, posterior[0]),
+        log_covariance=log_covariance(posterior),
         prior_variance=prior,
         region_ratio=np.exp(link(shown)),
         sources=shares_of_information(model.population, own + LEVEL, {REGIONS: informed}),
