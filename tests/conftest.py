@@ -44,7 +44,8 @@ def without_privacy_defaults() -> None:
         (RegionsConfig, "min_people"),
         (RunConfig, "audit"),
     ):
-        section.model_fields[name].default = 0
+        field = section.model_fields[name]
+        field.default = type(field.default)(0)
         section.model_rebuild(force=True)
     *others, _ = RegionsOptions.__init__.__defaults__ or ()  # min_people is the last field
     RegionsOptions.__init__.__defaults__ = (*others, 0)

@@ -723,7 +723,7 @@ def test_columns_are_renamed_by_the_command_and_by_the_configuration(
         # Another column has taken the expected name.
         table = table.rename(columns={"user_id": "hashed"}).assign(user_id="x")
         table.to_parquet(source / f"{name}.parquet", index=False)
-    options = ["--preset", "small", "--quiet"]
+    options = ["--preset", "small", "--quiet", "--min-people-per-place", "0"]
     code, errors, *_ = run("prepare", source, "--out", tmp_path / "wrong", *options)
     assert code == 2, errors
     for number, renaming in enumerate((["--rename", "user_id=hashed"], ["--config", "c.yaml"])):
