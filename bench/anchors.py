@@ -56,7 +56,7 @@ def run(
     """
     options = {"--data": [data.name] if data else [], "--set": assignments}
     command = Command("anchors", options)
-    values = parse_assignments(assignments)
+    values = parse_assignments(list(assignments))
     setup = Setup(values=values, generator="autoregressive", data=data, quiet=experiment.quiet)
     cells = []
     for seed in experiment.numbers:
