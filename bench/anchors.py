@@ -8,7 +8,7 @@ those near a held-out person: a difference would reveal who was in the data.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from bench.cells import Job, SeedFolder, Setup, rounded
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.score_models import BASELINE, FLOOR, draw_groups, score_samples
 from bench.summary import write_result
+from mobatlas.config import parse_assignments
 from mobatlas.data.anchors import AnchorModel
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import KM_PER_DEGREE, Floats, haversine_km
@@ -47,13 +48,15 @@ MEASURE = (
 
 
 def run(
-    experiment: Experiment, values: Mapping[str, Any], data: Path | None = None
+    experiment: Experiment, assignments: Sequence[str] = (), data: Path | None = None
 ) -> dict[str, Any]:
     """Compare both kinds of anchors for each seed and write anchors.json.
 
     With `data`, only the distances from the people of that dataset are measured.
     """
-    command = Command("anchors", {"--data": [data.name] if data else []})
+    options = {"--data": [data.name] if data else [], "--set": assignments}
+    command = Command("anchors", options)
+    values = parse_assignments(list(assignments))
     setup = Setup(values=values, generator="autoregressive", data=data, quiet=experiment.quiet)
     cells = []
     for seed in experiment.numbers:

@@ -463,7 +463,7 @@ def anchors(
     from bench import anchors as anchors_benchmark
 
     experiment = Experiment(out, seeds, first_seed, quiet)
-    result = anchors_benchmark.run(experiment, parse_assignments(assignments or []), data)
+    result = anchors_benchmark.run(experiment, assignments or [], data)
     rows = [
         {"seed": row["seed"], "emitted": name, **counts, "interval": str(counts["interval"])}
         for row in result["rows"]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.anchors import distances
 from mobatlas import TrajectoryDataset, load_regions
-from mobatlas.data.anchors import BANDS, AnchorModel
+from mobatlas.data.anchors import BANDS, AnchorModel, Residents
 from mobatlas.data.types import Flags, Floats, Ints, haversine_km
 from mobatlas.generators.store import save_model
 from mobatlas.supervision.evidence import gather_evidence
@@ -151,3 +152,20 @@ def test_the_model_of_a_pool_of_real_people_holds_no_home(world: World, tmp_path
     assert found(tmp_path, world.dataset) == []
     pool = world.dataset.path.with_suffix(".pool.parquet")
     assert len(found(pool, world.dataset)) > 50  # the search finds them where they are
+
+
+def test_the_benchmark_finds_people_whose_homes_are_emitted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.anchors.EMITTED", 20_000)
+    near = "home within 30 m"
+    measured = distances(world.dataset, 0)
+    assert measured["planted"]["nearest_km"] > 5
+    assert measured["pair within 30 m"]["training"] < 0.01
+    assert measured[near]["training"] < 3 * measured[near]["held_out"] + 1
+    train = world.dataset.anchors[world.dataset.split_people("train")]
+    copies = Residents(np.tile(train, (3, 1)), np.zeros(3 * len(train), dtype=np.int64))
+    monkeypatch.setattr(AnchorModel, "draw", lambda *_: copies)
+    copied = distances(world.dataset, 0)
+    assert copied[near]["training"] >= 1 and not copied[near]["contains_zero"]
+    assert copied["pair within 30 m"]["training"] >= 1

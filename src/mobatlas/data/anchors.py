@@ -156,9 +156,8 @@ class AnchorModel:
         weights *= self.flows[self.home_zone][:, self.work_zone]
         shares = np.cumsum(weights, axis=1)
         shares = shares / np.maximum(shares[:, -1:], 1e-300) + np.arange(len(shares))[:, None]
-        works = len(self.work_cells)
         chosen = np.searchsorted(shares.ravel(), cell + uniform, side="right")
-        return np.minimum(chosen - cell * works, works - 1)
+        return np.minimum(chosen - cell * shares.shape[1], shares.shape[1] - 1)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
@@ -174,7 +173,28 @@ class AnchorModel:
             name: np.array(value) if isinstance(value, list) else value
             for name, value in values.items()
         }
-        return cls(**arrays | {"regions": tuple(values["regions"])})
+        model = cls(**arrays | {"regions": tuple(values["regions"])})
+        homes, works = (np.shape(cells)[:1] for cells in (model.home_cells, model.work_cells))
+        sizes = {
+            "people": (),
+            "home_cells": (*homes, 4),
+            "home_people": homes,
+            "home_region": homes,
+            "home_zone": homes,
+            "work_cells": (*works, 4),
+            "work_zone": works,
+            "attraction": works,
+            "deterrence": (len(BANDS) + 1,),
+            "flows": np.shape(model.flows),
+            "kinds": (len(model.regions) + 1, SAME + 1),
+        }
+        fields = {name: np.asarray(getattr(model, name)) for name in sizes}
+        if any(
+            value.shape != sizes[name] or value.dtype.kind not in "if"
+            for name, value in fields.items()
+        ):
+            raise ValueError("its fields are not numbers of matching sizes")
+        return model
 
 
 def _fit_flows(
