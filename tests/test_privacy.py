@@ -140,7 +140,7 @@ def test_samples_of_people_outside_the_dataset_pass(passed: Audit) -> None:
     assert passed.verdict == GREEN and passed.advice == ()
     of_samples = [name for name in CHECKS if not name.startswith(("model", "group"))]
     assert [check.name for check in passed.checks] == of_samples
-    assert passed.answer.startswith("Are these files safe to share? Yes: ")
+    assert passed.answer.startswith("Are these samples safe to share? Yes: ")
     assert measured(passed, "pairs_of_one").estimate == 0
 
 
@@ -154,7 +154,7 @@ def test_noisy_copies_of_training_people_fail_though_their_homes_are_moved(town:
     }
     assert [line.partition(":")[0] for line in result.advice] == [MEMORISATION, MEMBERSHIP]
     assert result.answer.startswith(
-        "Are these files safe to share? Not yet: they repeat trajectories of training people, "
+        "Are these samples safe to share? Not yet: they repeat trajectories of training people, "
         "reveal who is in the dataset, because '"
     )
 
@@ -465,7 +465,7 @@ def test_the_command_prints_the_verdict_and_exits_with_0(town: Town) -> None:
     assert (
         printed.exit_code == 0
         and "verdict: red" in printed.output
-        and "Home and work of one" in printed.output
+        and "Home and work, unique" in printed.output
     )
     assert (
         "generate with --anchors synthetic, or with a larger --coarsen"

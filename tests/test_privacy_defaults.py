@@ -268,4 +268,4 @@ def test_generate_says_why_it_could_not_answer(
     write(tmp_path / "out.parquet", town, Trajectories.of(town, np.arange(n % 100 + 1)))
     folder = town.path if known else tmp_path / "nowhere"
     line = quick_answer(tmp_path / "out.parquet", folder, n).replace(f"{tmp_path}/", "")
-    assert re.search(words, line) and line.startswith("Are these files safe to share? ")
+    assert re.search(words, line) and line.startswith("Are these samples safe to share? ")

@@ -57,6 +57,19 @@ def test_no_day_of_a_real_person_is_drawn(dataset: TrajectoryDataset) -> None:
     assert supervised.lines and "the lines are" in supervised.description
 
 
+def test_maps_of_real_people_leave_out_cells_of_few_people(dataset: TrajectoryDataset) -> None:
+    views = Views(dataset, MetricSpec.of(dataset))
+    real = Trajectories.of(dataset)
+    every, some = (views._density(real, fewest) for fewest in (0, 10))
+    visits = views.spec.counts(real)["spatial"]
+    people = np.zeros(every.size)
+    for person in range(len(dataset.people)):
+        own = dataset.person == person
+        people += (np.asarray(visits[own][:, : every.size].sum(0)).ravel() > 0).astype(int)
+    shown = people.reshape(every.shape)[::-1] >= 10
+    assert ((some > 0) == shown).all() and 0 < shown.sum() < (every > 0).sum()
+
+
 def test_a_note_that_is_a_question_gets_no_full_stop() -> None:
     template = resources.files("mobatlas.report").joinpath("templates", "report.html.j2")
     page = template.read_text(encoding="utf-8")

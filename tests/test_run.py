@@ -330,7 +330,7 @@ def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_pat
     assert (
         "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
     )
-    assert "What samples disclose about training people" in page and "Home and work of one" in page
+    assert "What samples disclose about training people" in page and "Home and work, unique" in page
     assert (
         "proprietary panel" in page
         and '<th scope="row">California</th><td>messy</td><td>atlas-tv</td>' in page

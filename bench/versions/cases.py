@@ -144,13 +144,13 @@ REGIONS = [
     ),
     Case(
         "diagnose-figure",
-        "diagnose --composition inputs/census.csv --n 300 --figure {out}.png --json",
+        "diagnose --composition inputs/census.csv --n 300 --json",
         ("city",),
         outputs=("diagnose-figure.png",),
     ),
     Case(
         "diagnose-ages",
-        "diagnose --composition inputs/ages.csv --split-ages --n 200 --min-region 10 --json",
+        "diagnose --composition inputs/ages.csv --split-ages --n 200 --json",
         ("city",),
         (),
     ),
@@ -213,7 +213,7 @@ SUPERVISION = [
     *(
         _supervise("autoregressive", name, options, *more)
         for name, options, *more in (
-            ("default-calibration", "--strategy tilt --set tilt.unit=person --set visits=false"),
+            ("default-calibration", "--strategy tilt --set visits=false"),
             (
                 "wide",
                 f"--strategy tilt --set groups_explain=100 {CALIBRATION}",

@@ -140,8 +140,8 @@ MinPeople = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Leave out or refuse regions with fewer people, and refuse groups with fewer; 0 "
-        "keeps all.",
+        help="Leave out regions with fewer people than this behind composition or aggregates "
+        "(refuse them in a partition); refuse groups with fewer.",
     ),
 ]
 ShuffleRegions = Annotated[

@@ -201,7 +201,7 @@ class Model:
             few = "no" if observed else f"fewer than {MIN_PEOPLE}"
             raise MobatlasError(
                 f"--region {name}: {folder} has {few} training people with a home there; pass "
-                "--anchors with a table of homes and groups instead"
+                "--anchors FILE, a table of homes and groups, instead of --region"
             )
         return anchors, shares
 

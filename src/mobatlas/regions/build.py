@@ -560,7 +560,8 @@ def _small_warning(regions: Sequence[str], source: str, fewest: int) -> list[str
     if not regions:
         return []
     return [
-        f"regions of {source} with fewer than {fewest} people are left out: {len(regions):,} "
+        f"regions of {source} with fewer than {fewest} people behind composition or aggregates are "
+        f"left out: {len(regions):,} "
         f"({_listed(regions)}); "
         "merge them with their neighbours, or lower --min-people"
     ]

@@ -169,7 +169,7 @@ def infer_window(
     if days_per_person < 3:
         return 1, "half of the people have visits on fewer than 3 days, as in a diary"
     if table_days is not None and 1 <= table_days <= min(span_days, LONGEST_WINDOW):
-        return round(table_days), "the published table covers as many days"
+        return round(table_days), "the period of a value in the published table"
     if days_per_person <= DAYS_OF_A_MONTH:
         return 3, "half of the people have visits on at most 28 days"
     return LONGEST_WINDOW, "half of the people have visits on more than 28 days"

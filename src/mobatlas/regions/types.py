@@ -61,8 +61,8 @@ class Composition:
         for group in np.flatnonzero(people < fewest).tolist():
             raise MobatlasError(
                 f"{where}: group '{self.groups.names[group]}' has {people[group]:.0f} people in "
-                f"all regions, fewer than {fewest}; merge it with another group, such as by "
-                "coarser bins of `prepare`, or lower --min-people"
+                f"all regions, fewer than {fewest}; merge it with another group, for example "
+                "by wider age ranges in `prepare`, or lower --min-people"
             )
 
     def select(self, rows: Ints) -> Self:

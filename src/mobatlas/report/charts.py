@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.config import MIN_PEOPLE
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.metrics import MetricSpec, located, travel_distance
@@ -296,7 +297,10 @@ class Views:
     def view(self, name: str, sources: Mapping[str, Trajectories]) -> View:
         """The pictures of a group: REAL or a model -> its trajectories."""
         sources = {label: each for label, each in sources.items() if len(each)}
-        density = {label: self._density(each) for label, each in sources.items()}
+        density = {
+            label: self._density(each, MIN_PEOPLE if label == REAL else 0)
+            for label, each in sources.items()
+        }
         top = max((float(each.max()) for each in density.values()), default=1.0)
         maps = []
         for label, trajectories in sources.items():
@@ -306,10 +310,14 @@ class Views:
             maps.append(DensityMap(label, name, png, lines))
         return View(name, maps, self._distributions(name, sources))
 
-    def _density(self, trajectories: Trajectories) -> Floats:
-        """Shares of visits by cell, (cells, cells), north at the top."""
+    def _density(self, trajectories: Trajectories, fewest: int) -> Floats:
+        """Shares of visits by cell, (cells, cells), north at the top; none of fewer people."""
         cells = self.spec.cells
-        counts = np.asarray(self.spec.counts(trajectories)["spatial"].sum(0)).ravel()[: cells**2]
+        visits = self.spec.counts(trajectories)["spatial"][:, : cells**2]  # (trajectories, cells)
+        trajectory, cell = visits.nonzero()
+        person = trajectory if trajectories.person is None else trajectories.person[trajectory]
+        people = np.bincount(np.unique([person, cell], axis=1)[1], minlength=cells**2)
+        counts = np.where(people >= fewest, np.asarray(visits.sum(0)).ravel(), 0)
         return np.asarray((counts / max(counts.sum(), 1)).reshape(cells, cells)[::-1])
 
     def _lines(self, trajectories: Trajectories) -> list[str]:

@@ -69,8 +69,8 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     known = summary["users_in_people"]
     in_people = "" if known is None else f"; {known:,} are in the people table"
     became_other = (
-        f"; {rare['places']:,} have fewer than {rare['min_people']} visitors and became OTHER, "
-        f"with {rare['share_of_visits']:.1%} of their visits"
+        f"; {rare['places']:,} have fewer than {rare['min_people']} visitors among training people "
+        f"and became OTHER, with {rare['share_of_visits']:.1%} of the visits to POIs"
     )
     lines = [
         f"visits: {summary['visits']['rows']:,} read; dropped: {_dropped_visits(summary)}; "
@@ -188,8 +188,8 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     evidence = "regions, labelled people and tables" if diagnosis.evidence else "these regions"
     contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
     caption = (
-        f"Differences between groups that {evidence} identify: the error to expect of a "
-        "difference in the share of visits of a typical place"
+        f"Differences between groups, from {evidence}: the error to expect, as a share of visits "
+        "to a typical place"
     )
     return Group(
         Text(distinguished(diagnosis.as_dict())),
@@ -417,8 +417,8 @@ def audit_table(audit: Audit) -> RenderableType:
     lines = [
         checks.note,
         f"compared: {people['train']:,} training people with {people['test']:,} held-out people; "
-        f"the attacker knows {people['val']:,} others; {compared['samples']:,} samples and "
-        f"{compared['people']:,} people were compared with each other",
+        f"the attacker knows {people['val']:,} others; compared: {compared['people']:,} people"
+        + (f" and {compared['samples']:,} samples" if audit.trajectories else ""),
         *(
             f"{check.spec.title}: {check.verdict}, {check.explanation}"
             for check in audit.checks

@@ -223,7 +223,7 @@ class _Page:
         """Whether the samples are safe to share."""
         return answers(self.facts) or [
             "The privacy of these samples was not audited: do not share them before "
-            "`mobatlas audit` says that it is safe."
+            "`mobatlas audit` says that they are safe."
         ]
 
     @property

@@ -173,7 +173,8 @@ def _write(
     seconds = time.perf_counter() - start
     if tally.copies["left_out"]:
         log.warning(
-            "%s samples still reproduced a training trajectory after %d attempts and were left out",
+            "--reject-copies: %s samples still reproduced a training trajectory after %d attempts "
+            "and were left out; the file has fewer trajectories than requested",
             f"{tally.copies['left_out']:,}",
             ATTEMPTS,
         )
@@ -200,7 +201,7 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
         (
             n is None and request.table is None,
             "--n is missing: give the number of trajectories, "
-            "or --anchors to sample one for each of its rows",
+            "or --anchors FILE to sample one for each of its rows",
         ),
         (n is not None and n <= 0, f"--n {n}: ask for at least 1 trajectory"),
         (
@@ -213,7 +214,7 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
         ),
         (
             request.region is not None and request.table is not None,
-            "--anchors and --region both choose the homes of people; pass only one of them",
+            "--anchors FILE and --region both choose the homes of people; pass only one of them",
         ),
         (
             request.regions is not None and request.region is None,
@@ -332,7 +333,7 @@ def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[Peop
     if is_observed:
         log.warning(
             "--anchors observed: the samples disclose where training people of %s live and work; "
-            "do not share them",
+            "run `mobatlas audit` before you share them",
             model.dataset,
         )
     if request.region is not None:

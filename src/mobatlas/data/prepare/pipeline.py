@@ -437,8 +437,8 @@ def _many_rare_places(rare: Mapping[str, float], where: str) -> Iterator[str]:
         yield (
             f"{where}: {rare['share_of_visits']:.0%} of the visits to places became OTHER, because "
             f"{rare['places']:,} places have fewer than {rare['min_people']} visitors among "
-            "training people; use coarser places, or lower --min-people-per-place (0 keeps all "
-            "places)"
+            "training people; use coarser places; lower --min-people-per-place only for data that "
+            "you will not share (0 keeps all places)"
         )
 
 

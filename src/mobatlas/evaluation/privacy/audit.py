@@ -55,7 +55,8 @@ MEMORISATION = "memorisation"
 MEMBERSHIP = "membership"
 ANCHORS = "anchors"
 GROUPS = "groups"
-QUESTION = "Are these files safe to share?"
+QUESTION = "Are these samples safe to share?"
+MODEL_QUESTION = "Is this model safe to share?"
 FINDINGS = {
     MEMORISATION: "repeat trajectories of training people",
     MEMBERSHIP: "reveal who is in the dataset",
@@ -63,10 +64,10 @@ FINDINGS = {
     GROUPS: "reveal the groups of training people",
 }
 ADVICE = {
-    MEMORISATION: "train on more people, train for fewer steps, or keep fewer places "
-    "(mobatlas prepare --set vocabulary_size=N)",
-    MEMBERSHIP: "train on more people, train for fewer steps, or share fewer samples",
-    ANCHORS: "generate with --anchors synthetic, or with a larger --coarsen",
+    MEMORISATION: "generate with --reject-copies, train on more people, or train for fewer steps",
+    MEMBERSHIP: "train on more people, or train for fewer steps",
+    ANCHORS: "generate with synthetic anchors (the default), or with --anchors observed and a "
+    "larger --coarsen",
     GROUPS: "share samples of fewer groups, or merge small groups",
 }
 ENOUGH = 200  # held-out people: one half chooses an attack, 1 % of the other half is suspected
@@ -104,7 +105,7 @@ CHECKS = {
     "model_tpr": CheckSpec("Likelihood TPR", MEMBERSHIP, *TPR),
     "membership_auc": CheckSpec("Membership AUC", MEMBERSHIP, *AUC),
     "membership_tpr": CheckSpec("Membership TPR", MEMBERSHIP, *TPR),
-    "pairs_of_one": CheckSpec("Home and work of one", ANCHORS, *REPEATS),
+    "pairs_of_one": CheckSpec("Home and work, unique", ANCHORS, *REPEATS),
     "near_homes": CheckSpec("Homes within 30 m", ANCHORS, *REPEATS),
     "near_works": CheckSpec("Workplaces within 30 m", ANCHORS, *REPEATS),
     "anchors_auc": CheckSpec("Anchors AUC", ANCHORS, *AUC),
@@ -145,7 +146,7 @@ class Check:
         if self.measured is None or self.verdict != UNDECIDED:
             return self.reason
         return (
-            f"too few people: the value may be as high as {self.measured.high:.3f}, "
+            f"there are too few people: the value may be as high as {self.measured.high:.3f}, "
             f"above the red limit of {self.spec.red:.2f}"
         )
 
@@ -195,20 +196,22 @@ class Audit:
     @property
     def answer(self) -> str:
         """The verdict in plain words."""
+        question = QUESTION if self.trajectories else MODEL_QUESTION
         if self.verdict == GREEN:
-            return f"{QUESTION} Yes: no attack finds training people better than other people."
+            return f"{question} Yes: no attack of this audit exceeded its limits."
         failed = [check for check in self.checks if check.verdict in (AMBER, RED)]
         if not failed:
             subjects = [name for name, verdict in self.subjects.items() if verdict == UNDECIDED]
             reasons = [c.explanation for c in self.checks if c.spec.subject == subjects[0]]
             why = next(filter(None, reasons), "its checks were not possible")
-            return f"{QUESTION} Not yet: {subjects[0]} could not be judged, because {why}."
+            return f"{question} Not yet: {subjects[0]} could not be judged, because {why}."
         found = dict.fromkeys(FINDINGS[check.spec.subject] for check in failed)
         worst = next((check for check in failed if check.verdict == RED), failed[0])
         assert worst.measured is not None  # it has failed
         return (
-            f"{QUESTION} Not yet: they {', '.join(found)}, because '{worst.spec.title}' is "
-            f"{worst.measured.estimate:.2f}, and {worst.spec.amber:g} is the most that may be."
+            f"{question} Not yet: {'they' if self.trajectories else 'it may'} {', '.join(found)}, "
+            f"because '{worst.spec.title}' is {worst.measured.estimate:.3f}; its limit is "
+            f"{worst.spec.amber:g}."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -310,8 +313,8 @@ def _audit_model(path: Path, dataset: TrajectoryDataset, seed: int, tracker: Tra
     model = load_model(path, dataset.path)
     if not hasattr(model.generator, "log_likelihood"):
         raise MobatlasError(
-            f"{path}: the generator {model.name} cannot tell how likely a trajectory is; audit "
-            "samples of it instead"
+            f"{path}: the generator {model.name} computes no likelihood of trajectories; audit its "
+            "samples instead"
         )
     placeholder = Trajectories.of(dataset, np.zeros(1, np.int64))  # there are no samples
     cohort = Cohort.of(dataset, placeholder, model.generator.max_length)

@@ -148,9 +148,9 @@ def refuse_few_people(dataset: TrajectoryDataset) -> None:
         count = len(np.unique(dataset.person[dataset.split(split)]))
         if side != REFERENCE and count < FEWEST:
             raise MobatlasError(
-                f"{dataset.path}: has {count} people in split '{split}', and an audit needs "
-                f"{FEWEST} or more; prepare more people, or give that split a larger share, "
-                "e.g. --set split.test=0.2"
+                f"{dataset.path}: split '{split}' has {count} people, and an audit needs "
+                f"{FEWEST} or more; use more people, or give that split a larger share "
+                "(prepare --set split.test=0.2; in a run, --set prepare.split.test=0.2)"
             )
 
 
