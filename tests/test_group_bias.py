@@ -18,7 +18,7 @@ from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.tilt import TiltConfig, fit_group_tilts, token_shifts
+from mobatlas.supervision.tilt import fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model
 from tests.tiny import OPTIONS, fresh, small_city
 
@@ -94,18 +94,17 @@ def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
     assert group_bias(None, 2).abs().max() == 0
 
 
-@pytest.mark.parametrize("unit", ["trajectory", "person"])
 @pytest.mark.parametrize(
     "features", [("poi", "category"), ("category", "transitions"), ("transitions",)]
 )
 def test_token_shifts_bring_the_population_closer_to_the_tilted_visits(
-    features: tuple[str, ...], unit: str, dataset: TrajectoryDataset, tmp_path: Path
+    features: tuple[str, ...], dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     build_regions(
         dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups", features=features)
     )
     evidence = gather_evidence(dataset, tmp_path / "groups")
-    tilts = fit_group_tilts(evidence, dataset, TiltConfig.model_validate({"unit": unit}))
+    tilts = fit_group_tilts(evidence, dataset)
     shifts = token_shifts(tilts, dataset, by_place="poi" in features)
     assert np.abs(shifts[:, :FIRST_POI]).max() == 0 < np.abs(shifts).max() and HOME < FIRST_POI
     trajectories = Trajectories.of(dataset, tilts.indices)

@@ -181,7 +181,7 @@ def check_ins(folder: Path) -> tuple[list[object], dict[str, Any]]:
         "window": 7,
         "per": {"visits.csv": "week"},
         "days": 7,
-        "says": "days: the published table covers as many days",
+        "says": "days: the period of a value in the published table",
     }
 
 

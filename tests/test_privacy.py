@@ -62,7 +62,7 @@ from mobatlas.evaluation.privacy.measures import (
     shingles,
 )
 from mobatlas.report.console import audit_table
-from mobatlas.sampling.chunks import coarsen_anchors
+from mobatlas.sampling.chunks import SampleRequest, coarsen_anchors
 from mobatlas.sampling.generate import generate
 from tests.small_town import walks
 from tests.tiny import fitted
@@ -211,7 +211,7 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
     model = fitted("autoregressive", dataset, **SMALL | {"training": training})
     name = f"model of {people}, {steps}"
     keep(town.folder / name, model, dataset, "autoregressive")
-    generate(town.folder / name, town.folder / f"{name}.parquet", 1_000)
+    generate(town.folder / name, town.folder / f"{name}.parquet", 1_000, SampleRequest(seed=1))
     by_likelihood = audit(town.folder / name, dataset.path)
     assert [check.name for check in by_likelihood.checks] == ["model_auc", "model_tpr"]
     assert by_likelihood.verdict == verdict
@@ -425,7 +425,7 @@ def test_thirty_held_out_people_are_too_few_for_a_verdict(town: Town) -> None:
     console.print(audit_table(result))
     printed = console.export_text()
     assert (
-        "Closest record: not decided, too few people" in printed
+        "Closest record: not decided, there are too few people" in printed
         and "verdict: not decided" in printed
     )
 
@@ -468,7 +468,7 @@ def test_the_command_prints_the_verdict_and_exits_with_0(town: Town) -> None:
         and "Home and work, unique" in printed.output
     )
     assert (
-        "generate with --anchors synthetic, or with a larger --coarsen"
+        "generate with synthetic anchors (the default), or with --anchors observed and a larger"
         in printed.output.replace("\n", " ")
     )
     as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
@@ -496,6 +496,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(town: Town, tmp_path: Path) -
     few = town.prepared("no test", {"train": 0.9, "val": 0.1, "test": 0.0})
     with pytest.raises(
         MobatlasError,
-        match="has 0 people in split 'test', and an audit needs 20 or more; prepare more",
+        match="split 'test' has 0 people, and an audit needs 20 or more; use more",
     ):
         audit(town.fresh, few.path)

@@ -86,7 +86,7 @@ def test_places_of_fewer_than_ten_training_people_become_other(
     (warning,) = summary.warnings
     assert f"{share:.0%} of the visits to places became OTHER" in warning
     assert "2 places have fewer than 10 visitors" in warning
-    assert "--min-people-per-place (0 keeps all places)" in warning
+    assert "lower --min-people-per-place only for data that you will not share" in warning
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,10 @@ def test_regions_of_few_people_are_left_out_with_a_sentence(
         built = build_regions(town.path, tmp_path / "regions", options)
     assert smallest not in built.composition.regions
     assert 0 < len(built.composition.regions) == sum(n > sizes[smallest] for n in sizes.values())
-    assert f"with fewer than {sizes[smallest] + 1} people are left out: 1 (" in caplog.text
+    assert (
+        f"with fewer than {sizes[smallest] + 1} people behind composition or aggregates are left out: 1 ("
+        in caplog.text
+    )
     assert f"'{smallest}'" in caplog.text and "or lower --min-people" in caplog.text
 
 
@@ -213,7 +216,9 @@ def test_published_regions_of_few_people_are_left_out(
     with caplog.at_level(logging.WARNING):
         built = build_regions(town.path, tmp_path / "regions", options)
     assert built.composition.regions == ("a",)
-    assert "fewer than 10 people are left out: 1 ('b')" in caplog.text
+    assert (
+        "fewer than 10 people behind composition or aggregates are left out: 1 ('b')" in caplog.text
+    )
     with pytest.raises(MobatlasError, match="every region has fewer than 900 people"):
         build_regions(town.path, tmp_path / "none", replace(options, min_people=900))
 
@@ -251,13 +256,13 @@ def test_a_run_of_few_people_warns_instead_of_auditing_unless_an_audit_was_asked
         with caplog.at_level(logging.WARNING):
             audited[asked] = steps._audited
     assert audited == {False: False, True: True}
-    assert re.search(r"no privacy audit: .*has \d+ people in split 'test'", caplog.text)
+    assert re.search(r"no privacy audit: .*split 'test' has \d+ people", caplog.text)
 
 
 @pytest.mark.parametrize(
     ("known", "n", "words"),
     [
-        (True, 10, "Not audited: .*has 15 people in split .* needs 20 or more"),
+        (True, 10, "Not audited: .*split .* has 15 people, .* needs 20 or more"),
         (False, 10, "Not audited: there is no dataset at .*; run mobatlas audit out.parquet"),
         (True, 30_000, "Not audited: that may take minutes; run mobatlas audit out.parquet"),
     ],

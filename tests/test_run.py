@@ -311,7 +311,7 @@ def test_a_report_needs_a_run_and_overwrites_no_file(finished: Path, tmp_path: P
     assert (tmp_path / "page.html").read_text() == "mine"
 
 
-def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_path: Path) -> None:
+def test_the_report_shows_finetuning_curves(tmp_path: Path) -> None:
     shutil.copytree(finished_run(), tmp_path / "run")
     rows = [
         {"step": step, "validation": 0.3 - step / 100, "js <30, M": 0.2, "js average": 0.2}
@@ -331,9 +331,5 @@ def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_pat
         "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
     )
     assert "What samples disclose about training people" in page and "Home and work, unique" in page
-    assert (
-        "proprietary panel" in page
-        and '<th scope="row">California</th><td>messy</td><td>atlas-tv</td>' in page
-    )
     plain = (finished_run() / "report.html").read_text(encoding="utf-8")
     assert "Finetuning" not in plain
