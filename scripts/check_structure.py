@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "mobatlas"
-MAX_STATEMENTS = 16_420
+MAX_STATEMENTS = 16_430
 MAX_MODULES = 130
 MAX_TOP_LEVEL = 8  # modules beside the packages
 MAX_FUNCTION_LINES = 60

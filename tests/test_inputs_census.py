@@ -21,6 +21,7 @@ from mobatlas import TrajectoryDataset
 from mobatlas.errors import MobatlasError, same_column, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, Groups, same_group
 from mobatlas.io.limits import refuse_oversized
+from mobatlas.io.tables import read_table
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.margins import match_regions
 from mobatlas.regions.recovery.composition_error import calibrate_composition
@@ -499,6 +500,21 @@ def test_a_workbook_with_titles_merged_headers_and_two_sheets_is_read(tmp_path: 
     assert "census.xlsx: sheet 'By age' is read, and not 'Raw'" in notes
     whole = write_xlsx(tmp_path / "merged.xlsx", {"By age": office_rows()}, merged)
     assert read_composition(whole, BOTH).shares == pytest.approx(read.shares)
+
+
+def test_a_first_header_merged_downwards_above_many_columns_is_read(tmp_path: Path) -> None:
+    ages = ["0-14", "15-29", "30-49", "50-69", "70+"]
+    rows: list[list[str | float]] = [
+        ["Population by district, sex and age"],
+        ["District", "Men", *[""] * 4, "Women", *[""] * 4],
+        ["", *ages, *ages],
+    ]
+    for number, name in enumerate("ABC", 1):
+        rows.append([name, *(10.0 * number + column for column in range(10))])
+    path = write_xlsx(tmp_path / "c.xlsx", {"t": rows}, ["A1:K1", "A2:A3", "B2:F2", "G2:K2"])
+    table = read_table(path)
+    assert len(table) == 3
+    assert [table.columns[k] for k in (0, 1, 10)] == ["District", "Men 0-14", "Women 70+"]
 
 
 def test_regions_merged_over_several_rows_are_filled(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_samples_of_people_outside_the_dataset_pass(passed: Audit) -> None:
     assert passed.verdict == GREEN and passed.advice == ()
     of_samples = [name for name in CHECKS if not name.startswith(("model", "group"))]
     assert [check.name for check in passed.checks] == of_samples
-    assert passed.answer.startswith("Are these samples safe to share? Yes: ")
+    assert passed.answer.startswith("Are these samples safe to share? Yes, with a reservation: ")
     assert measured(passed, "pairs_of_one").estimate == 0
 
 
@@ -469,7 +469,7 @@ def test_the_command_prints_the_verdict_and_exits_with_0(town: Town) -> None:
     )
     assert (
         "generate with synthetic anchors (the default), or with --anchors observed and a larger"
-        in printed.output.replace("\n", " ")
+        in " ".join(printed.output.split())
     )
     as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
     result = json.loads(as_json.stdout)

@@ -19,7 +19,19 @@ MAX_LEVELS = 64
 FAMILIAR_ORDERS = (("M", "F"), ("male", "female"), ("Male", "Female"))
 
 GENDERS = {
-    "M": ("m", "male", "males", "man", "men", "boys", "hombres", "hommes", "m\u00e4nnlich"),
+    "M": (
+        "m",
+        "male",
+        "males",
+        "man",
+        "men",
+        "boys",
+        "hombres",
+        "hommes",
+        "m\u00e4nnlich",
+        "m\u00e4nner",
+        "maschi",
+    ),
     "F": (
         "f",
         "w",
@@ -29,6 +41,8 @@ GENDERS = {
         "women",
         "girls",
         "mujeres",
+        "frauen",
+        "femmine",
         "femmes",
         "weiblich",
     ),

@@ -130,7 +130,10 @@ def _extent(grid: pd.DataFrame, filled: Any) -> tuple[int, int]:
     wide = [count >= max(2, most / 2) and block[row] == most for row, count in enumerate(texts)]
     first = wide.index(True) if any(wide) else 0
     # A row of merged headers has gaps above the names of the columns.
-    while first and texts[first - 1] > 1 and "" in (grid.iat[first - 1, 0], grid.iat[first, 0]):
+    while first and texts[first - 1] > 1:
+        above, below = str(grid.iat[first - 1, 0]), str(grid.iat[first, 0])
+        if above and below and above != below:  # not merged
+            break
         first -= 1
     last = len(grid)
     while last > first + 1 and counts[last - 1] < 2 and _is_footnote(grid, filled, last - 1):

@@ -480,7 +480,8 @@ def pivot(
         row = int(np.argmax(repeated))
         raise MobatlasError(
             f"{path}: {kind} '{region[1][region[0][row]]}' has two rows of "
-            f"'{cell[1][cell[0][row]]}'; keep one"
+            f"'{cell[1][cell[0][row]]}'; keep one, and check that no column is missing, "
+            "such as sex or year"
         )
     pivoted = np.full((len(region[1]), len(cell[1])), absent)
     pivoted.flat[flat] = values

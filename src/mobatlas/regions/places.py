@@ -61,6 +61,8 @@ def match_places(
 def _by_coordinates(places: pd.DataFrame, coordinates: Floats, vocabulary: Vocabulary) -> Ints:
     """The token (places,) of each place by name or category within the radius, -1 for none."""
     located = np.flatnonzero(np.isfinite(vocabulary.coordinates).all(1))
+    if not len(located):
+        return np.full(len(places), -1)
     km = KM_PER_DEGREE * np.array(
         [1, np.cos(np.radians(vocabulary.coordinates[located, 0].mean()))]
     )

@@ -198,7 +198,14 @@ class Audit:
         """The verdict in plain words."""
         question = QUESTION if self.trajectories else MODEL_QUESTION
         if self.verdict == GREEN:
-            return f"{question} Yes: no attack of this audit exceeded its limits."
+            passed = "no attack of this audit exceeded its limits"
+            judged = [check.verdict == GREEN for check in self.checks]
+            if all(judged):
+                return f"{question} Yes: {passed}."
+            return (
+                f"{question} Yes, with a reservation: {passed}, but {judged.count(False)} of "
+                f"{len(judged)} checks could not be decided."
+            )
         failed = [check for check in self.checks if check.verdict in (AMBER, RED)]
         if not failed:
             subjects = [name for name, verdict in self.subjects.items() if verdict == UNDECIDED]

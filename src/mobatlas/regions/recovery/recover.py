@@ -481,10 +481,11 @@ def _assumed_groups(recovery: Recovery) -> list[str]:
     names = [recovery.groups.names[number] for number in np.flatnonzero(share > MOSTLY_PRIOR)]
     if not names:
         return []
-    which = "all groups" if len(names) == len(recovery.groups) else "; ".join(names[:MAX_NAMED])
     more = f" and {len(names) - MAX_NAMED} more groups" if len(names) > MAX_NAMED else ""
+    some = "; ".join(names[:MAX_NAMED]) + more
+    which = "any group" if len(names) == len(recovery.groups) else some
     return [
-        f"the evidence says little about {which}{more}. Their estimates stay close to the average "
+        f"the evidence says little about {which}. Their estimates stay close to the average "
         "of the population, and their intervals assume that groups differ as much as usual. A "
         "behaviour that only some groups have may lie outside"
     ]
