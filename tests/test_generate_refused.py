@@ -51,7 +51,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two places": (
         {"region": "R1", "anchors": "x.csv"},
-        "--anchors and --region both choose the homes of people",
+        "--anchors FILE and --region both choose the homes of people",
     ),
     "no such table": ({"anchors": "nowhere.csv"}, "nowhere.csv: no such file"),
     "no such model": ({"model": "nowhere"}, "nowhere: no such model folder"),

@@ -111,7 +111,8 @@ def test_the_command_ends_with_the_verdict_of_the_audit(finished: Path, tmp_path
     command = ["run", str(path), "--out", str(folder), "--quiet"]
     printed = CliRunner().invoke(app, command, catch_exceptions=False)
     assert printed.exit_code == 0
-    assert " ".join(printed.stdout.split()).endswith(f"report.html hot16: {answer}")
+    end = f"report.html hot16: {answer}"  # a long path is broken anywhere
+    assert "".join(printed.stdout.split()).endswith("".join(end.split()))
     report = (folder / "report.html").read_text()
     assert escape(answer) in report.partition('aria-label="Summary"')[0]
     as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
