@@ -300,7 +300,7 @@ class _Recoverer:
             shares=self._population,
             variances=self._variances,
             group_share=self._group_share,
-            regions_differ=np.abs(np.log(self._region_ratio)).max(1) > NOTABLE,
+            regions_differ=np.abs(np.log(np.maximum(self._region_ratio, 1e-300))).max(1) > NOTABLE,
             transfer=self._transfer,
             sources=sources,
             resolution=self._resolution(),
