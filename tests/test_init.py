@@ -283,6 +283,7 @@ OPTIONS = {
     "column with each person's region, such as home_district",
     "--composition nowhere.csv --aggregates visits.csv": "--composition nowhere.csv: this path "
     "does not exist; check it",
+    "--composition census.csv --aggregates nowhere.csv": "--aggregates nowhere.csv: this path",
 }
 
 

@@ -150,9 +150,8 @@ def _problems(
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
     faults = {
-        f"--{key.removesuffix('s').replace('_', '-')} {path}: this path does not exist; check it": (
-            not path.exists()
-        )
+        f"--{key.replace('tables', 'table').replace('_', '-')} {path}: "
+        "this path does not exist; check it": (not path.exists())
         for key, paths in {"visits": visits and (visits,), **region_files(source)}.items()
         for path in paths or ()
     } | {

@@ -417,8 +417,8 @@ def audit_table(audit: Audit) -> RenderableType:
     lines = [
         checks.note,
         f"compared: {people['train']:,} training people with {people['test']:,} held-out people; "
-        f"the attacker knows {people['val']:,} others; compared: {compared['people']:,} people"
-        + (f" and {compared['samples']:,} samples" if audit.trajectories else ""),
+        f"the attacker knows {people['val']:,} others; attacked: {compared['people']:,} people"
+        + (f", with {compared['samples']:,} samples" if audit.trajectories else ""),
         *(
             f"{check.spec.title}: {check.verdict}, {check.explanation}"
             for check in audit.checks
